@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 LINES_MAX = 800
+LINES_MAX_OF = {"zero_to_fp32.py": 900}  # every checkpoint carries it, as one file
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
 SENTENCE_WORDS = 25  # beyond, a sentence counts as long: --words
@@ -236,8 +237,9 @@ def functions(path, text):
 def size_faults(path, text, lines):
     if path.suffix not in CODE:
         return
-    if len(lines) > LINES_MAX:
-        yield len(lines), f"{len(lines)} lines, allowed {LINES_MAX}"
+    allowed = LINES_MAX_OF.get(path.name, LINES_MAX)
+    if len(lines) > allowed:
+        yield len(lines), f"{len(lines)} lines, allowed {allowed}"
     for first, last in functions(path, text):
         if last - first + 1 > FUNCTION_LINES_MAX:
             length = last - first + 1

@@ -11,6 +11,7 @@
 //
 #include "hwy/highway.h"
 #include "kernels/simd_inl.h"
+#include "kernels/split_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
@@ -24,35 +25,6 @@ constexpr DType output_dtype = output == Output::Float16    ? DType::Float16
                                : output == Output::BFloat16 ? DType::BFloat16
                                : output == Output::Split    ? DType::BFloat16
                                                             : DType::Float32;
-
-/// As kernels/split_master.h does it, a vector at once. `exp_avg_sq` loses its bit.
-HWY_INLINE FloatVector join_split(const std::uint16_t* high, const std::uint16_t* low,
-                                  FloatVector& exp_avg_sq) {
-  const FloatTag d;
-  const hn::Rebind<std::uint32_t, FloatTag> du;
-  const HalfTag<FloatTag> dh;
-  const hn::Rebind<std::int16_t, FloatTag> dl;
-  const auto rounded_down = hn::ShiftRight<31>(hn::BitCast(du, exp_avg_sq));
-  exp_avg_sq = hn::Abs(exp_avg_sq);
-  const auto upper = hn::Add(hn::PromoteTo(du, hn::LoadU(dh, high)), rounded_down);
-  const auto above = hn::PromoteTo(IntTag<FloatTag>(), hn::BitCast(dl, hn::LoadU(dh, low)));
-  return hn::BitCast(d, hn::Add(hn::ShiftLeft<16>(upper), hn::BitCast(du, above)));
-}
-
-HWY_INLINE void store_split(FloatVector master, FloatVector exp_avg_sq, std::uint16_t* high,
-                            std::uint16_t* low, float* stored_exp_avg_sq) {
-  const FloatTag d;
-  const hn::Rebind<std::uint32_t, FloatTag> du;
-  const HalfTag<FloatTag> dh;
-  const auto bits = hn::BitCast(du, master);
-  store<DType::BFloat16>(d, master, high);
-  const auto lower = hn::And(bits, hn::Set(du, 0xffff));
-  hn::StoreU(hn::DemoteTo(dh, hn::BitCast(IntTag<FloatTag>(), lower)), dh, low);
-  const auto tie = hn::Eq(hn::And(bits, hn::Set(du, 0x1ffff)), hn::Set(du, 0x8000));
-  const auto rounded_down = hn::And(hn::VecFromMask(du, tie), hn::Set(du, 0x80000000u));
-  const auto magnitude = hn::BitCast(du, hn::Abs(exp_avg_sq));
-  hn::StoreU(hn::BitCast(d, hn::Or(magnitude, rounded_down)), d, stored_exp_avg_sq);
-}
 
 /// Adam on `count` elements; count is a multiple of the vector length.
 template <AdamMode mode, DType grad_dtype, Output output>

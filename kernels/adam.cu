@@ -12,11 +12,6 @@
 namespace artesian::kernels::cuda {
 namespace {
 
-constexpr std::size_t pieces_max = 32;  // CUDA allows arguments of 4 KiB
-
-struct AdamPieces {
-  AdamPiece at[pieces_max];
-};
 static_assert(sizeof(AdamPieces) + sizeof(AdamConstants) <= 4000);
 
 template <DType grad_dtype, DType out_dtype>
@@ -68,15 +63,6 @@ __global__ void __launch_bounds__(threads_per_block)
   });
 }
 
-/// True if all arrays may be read and written by fours.
-template <DType grad_dtype, DType out_dtype>
-bool all_aligned(const AdamArrays& arrays) {
-  return aligned_for_four(arrays.param) && aligned_for_four(arrays.master_low) &&
-         aligned_for_four(arrays.exp_avg) && aligned_for_four(arrays.exp_avg_sq) &&
-         aligned_for_four(static_cast<const Element<grad_dtype>*>(arrays.grad)) &&
-         aligned_for_four(static_cast<const Element<out_dtype>*>(arrays.param_out));
-}
-
 /// Launches one kernel for at most pieces_max pieces.
 template <DType grad_dtype, DType out_dtype>
 Result<void> launch_pieces(std::span<const AdamPiece> some, const AdamConstants& constants,
@@ -88,7 +74,7 @@ Result<void> launch_pieces(std::span<const AdamPiece> some, const AdamConstants&
   for (std::size_t index = 0; index < some.size(); ++index) {
     AdamArrays& arrays = pieces.at[index].arrays;
     if (arrays.param_out == arrays.param) arrays.param_out = nullptr;  // written already
-    vectors = vectors && all_aligned<grad_dtype, out_dtype>(arrays);
+    vectors = vectors && all_aligned(arrays);
     longest = std::max(longest, some[index].count);
   }
   if (longest == 0) return {};

@@ -1,10 +1,29 @@
 // Adam's formula for one element on the device, operation by operation as in adam.h.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/adam.h"
 #include "kernels/element.cuh"
 
 namespace artesian::kernels::cuda {
+
+constexpr std::size_t pieces_max = 32;  // CUDA allows arguments of 4 KiB
+
+struct AdamPieces {
+  AdamPiece at[pieces_max];
+};
+
+/// True if all arrays may be read and written by fours.
+inline bool all_aligned(const AdamArrays& arrays) {
+  const auto aligned = [](const void* address, DType dtype) {
+    return reinterpret_cast<std::uintptr_t>(address) % (4 * dtype_size(dtype)) == 0;
+  };
+  return aligned_for_four(arrays.param) && aligned_for_four(arrays.master_low) &&
+         aligned_for_four(arrays.exp_avg) && aligned_for_four(arrays.exp_avg_sq) &&
+         aligned(arrays.grad, arrays.grad_dtype) &&
+         aligned(arrays.param_out, arrays.param_out_dtype);
+}
 
 /// The constants of a step with what the formula derives from them, rounded as adam_step_naive
 /// does.

@@ -20,6 +20,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
+#include "kernels/update.h"
 
 namespace artesian::kernels::cuda {
 
@@ -28,6 +29,10 @@ namespace artesian::kernels::cuda {
 /// ones.
 Result<void> adam_steps(std::span<const AdamPiece> pieces, const AdamStep& step,
                         cudaStream_t stream);
+
+/// As kernels::update of each piece, likewise. Pieces have the same arrays, or lack the same.
+Result<void> update_steps(std::span<const AdamPiece> pieces, const UpdateStep& step,
+                          cudaStream_t stream);
 
 /// As kernels::expand, without overlap.
 Result<void> expand(const void* source, DType source_dtype, float* target, std::uint64_t count,

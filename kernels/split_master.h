@@ -8,6 +8,11 @@
 // or down, and the low half alone does not say which: one bit does, and is kept where one is free,
 // in the sign of exp_avg_sq, which is never negative. A NaN stays one; of its payload the quiet bit
 // is set, as in bf16.
+//
+// Note [Without a bit]: an optimizer without squares has no free sign. Its weights are never at a
+// tie that rounds down: settle_tie() moves such a one, one weight of 131,072, by the last place of
+// fp32. So that the bits are those of every placement, whole weights with bf16 parameters are
+// settled, too.
 #pragma once
 
 #include <bit>
@@ -30,6 +35,13 @@ constexpr SplitMaster split_master(float master, float exp_avg_sq) noexcept {
   const auto magnitude = std::bit_cast<std::uint32_t>(exp_avg_sq) & 0x7fffffffu;
   return {float_to_bf16(master), static_cast<std::uint16_t>(bits),
           std::bit_cast<float>(magnitude | rounded_down)};
+}
+
+/// The weight, or the next smaller pattern of one that lies half-way between two bf16 values and
+/// rounds down; it rounds to the same one. Note [Without a bit].
+constexpr float settle_tie(float master) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(master);
+  return std::bit_cast<float>((bits & 0x1ffffu) == 0x8000u ? bits - 1 : bits);
 }
 
 struct JoinedMaster {

@@ -35,7 +35,9 @@ from artesian.members import Members
 from artesian.native import _C
 from artesian.optim import (
     AdamW,
+    Constants,
     NoOptimizer,
+    TieredOptimizer,
     facade,
     facade_of,
     groups_of,
@@ -84,11 +86,11 @@ def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
 
 
 def _constants_of(
-    optimizer: weakref.ref[AdamW],
-) -> Callable[[], list[tuple[float, float, float, float, float]]]:
+    optimizer: weakref.ref[TieredOptimizer],
+) -> Callable[[], list[Constants]]:
     """What the next step would be given, asked when its last backward begins."""
 
-    def constants() -> list[tuple[float, float, float, float, float]]:
+    def constants() -> list[Constants]:
         alive = optimizer()
         return [] if alive is None else alive.constants()
 
@@ -223,10 +225,10 @@ class Engine(Members):
         optimizer: torch.optim.Optimizer | None,
         trainable: dict[str, nn.Parameter],
         model_parameters: Any,
-    ) -> AdamW:
+    ) -> TieredOptimizer:
         if not trainable:
             return NoOptimizer()
-        if isinstance(optimizer, AdamW):
+        if isinstance(optimizer, TieredOptimizer):
             return optimizer
         if optimizer is not None:
             return facade_of(optimizer)
@@ -409,14 +411,19 @@ class Engine(Members):
     def full_state(
         self, parameter: nn.Parameter, kind: str, target: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """A copy of a parameter's "exp_avg" or "exp_avg_sq", fp32; or in `target`."""
+        """A copy of a parameter's moment by its name (`moment_names`), fp32; or in `target`."""
         return self._core.read_state(self._number(parameter), kind, target)
+
+    @property
+    def moment_names(self) -> list[str]:
+        """What the optimizer keeps of each element: "exp_avg" and "exp_avg_sq" of Adam."""
+        return self._core.moments
 
     def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """Copies of a parameter's moments, on NVMe where the engine has a folder there."""
         folder = self.config_values.nvme_path
         result = {}
-        for kind in ("exp_avg", "exp_avg_sq"):
+        for kind in self.moment_names:
             target = None
             if folder is not None and 4 * parameter.numel() >= SMALL:
                 target = empty_in_file(parameter.shape, torch.float32, folder)
@@ -605,7 +612,7 @@ def initialize(
     config: ConfigLike | None = None,
     config_params: ConfigLike | None = None,
     device: torch.device | str | None = None,
-) -> tuple[Engine, AdamW | None, Any, LRScheduler | None]:
+) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
     The model's parameters must be on the CPU; from here on the engine has them. Without
@@ -705,8 +712,8 @@ def begin(
     collate_fn: Callable[..., Any] | None = None,
     device: torch.device | str | None = None,
     adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
-) -> tuple[Engine, AdamW | None, Any, LRScheduler | None]:
-    """initialize(), in either manner. `adam`: the class of a config's optimizer."""
+) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
+    """initialize(), in either manner. `adam`: the class of a config's Adam."""
     check_one_process()
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")

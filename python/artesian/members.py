@@ -18,7 +18,7 @@ from artesian.units import find_blocks
 
 if TYPE_CHECKING:
     from artesian.native import _C
-    from artesian.optim import AdamW
+    from artesian.optim import TieredOptimizer
 
 
 def call_with(model: Callable[..., Any], batch: Any) -> Any:
@@ -47,7 +47,7 @@ class Members(nn.Module):
         config: dict[str, Any]
         config_values: _C.Config
         module: nn.Module
-        optimizer: AdamW
+        optimizer: TieredOptimizer
         param_dtype: torch.dtype
         _accumulation_steps: int
         _micro_batch_size: int
@@ -253,13 +253,14 @@ class Members(nn.Module):
     # What the config says
 
     def get_mom(self) -> list[Any]:
-        return [group["betas"] for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        return [group.get("betas", group.get("momentum")) for group in groups]
 
     def get_type(self) -> list[Any]:
         return [group.get("type") for group in self.optimizer.param_groups]
 
     def optimizer_name(self) -> str:
-        return "adamw" if self.optimizer.decoupled_decay else "adam"
+        return self.optimizer.type_name().lower()
 
     def fp16_enabled(self) -> bool:
         return self.param_dtype == torch.float16

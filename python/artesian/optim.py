@@ -21,14 +21,22 @@ DEFAULTS: dict[str, Any] = {
     "eps": 1e-8,
     "weight_decay": 1e-2,
 }
-KEYS = ("lr", "betas", "eps", "weight_decay")
+# lr, weight decay, beta1 or momentum, beta2 or alpha, eps, dampening, nesterov, lr decay.
+Constants = tuple[float, float, float, float, float, float, float, float]
+# Of torch.optim, what is refused where it is not this.
+REFUSED = {
+    "amsgrad": False,
+    "maximize": False,
+    "centered": False,
+    "initial_accumulator_value": 0,
+}
 
 
 class Moments(Mapping[torch.Tensor, dict[str, Any]]):
     """What `optimizer.state` is once the engine has it: copies of a parameter's moments, read when
     they are asked for."""
 
-    def __init__(self, optimizer: AdamW) -> None:
+    def __init__(self, optimizer: TieredOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
 
     def _parameters(self) -> list[Any]:
@@ -40,10 +48,9 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         optimizer = self._optimizer()
         if optimizer is None or not optimizer.engine.manages(parameter):
             raise KeyError(parameter)
-        kinds = ("exp_avg", "exp_avg_sq")
-        state: dict[str, Any] = {k: optimizer.engine.full_state(parameter, k) for k in kinds}
-        if not optimizer.engine.skips_unreached:  # else each has a count of its own
-            engine = optimizer.engine
+        engine = optimizer.engine
+        state: dict[str, Any] = {k: engine.full_state(parameter, k) for k in engine.moment_names}
+        if not engine.skips_unreached:  # else each has a count of its own
             state["step"] = torch.tensor(float(engine.global_steps - engine.skipped_steps))
         return state
 
@@ -83,28 +90,29 @@ class LossScaler:
         self.cur_iter = engine.global_steps
 
 
-class AdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW's constants; step() is the engine's.
+class TieredOptimizer(torch.optim.Optimizer):
+    """Holds parameter groups and their constants; step() is the engine's.
 
     Made with parameters and given to artesian.initialize(), or made by it. What param_groups say
     when step() is called is what that step does, so any torch scheduler works.
     """
 
-    decoupled_decay = True
+    type = ""  # as optimizer.type of a config
+    keys: tuple[str, ...] = ()  # of a group, besides its parameters
+    decoupled_decay = False
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = DEFAULTS["lr"],
-        betas: tuple[float, float] = DEFAULTS["betas"],
-        eps: float = DEFAULTS["eps"],
-        weight_decay: float = DEFAULTS["weight_decay"],
-    ) -> None:
+    def __init__(self, params: Iterable[Any], constants: dict[str, Any]) -> None:
         self._engine: Engine | None = None
         self._client: torch.optim.Optimizer | None = None
-        constants = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         torch.optim.Optimizer.__init__(self, params, constants)  # torch's Adam has its own
         self.overflow = False
+
+    def type_name(self) -> str:
+        return self.type
+
+    def section(self) -> dict[str, Any]:
+        """The config's section: the first group's constants."""
+        return {"type": self.type_name(), "params": params_of(type(self), self.param_groups)}
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
@@ -153,7 +161,7 @@ class AdamW(torch.optim.Optimizer):
         return LossScaler(self._attached("dynamic_loss_scale")).dynamic
 
     @property
-    def optimizer(self) -> AdamW:
+    def optimizer(self) -> TieredOptimizer:
         """What DeepSpeed's wraps; here there is one optimizer."""
         self._attached("optimizer")
         return self
@@ -184,18 +192,9 @@ class AdamW(torch.optim.Optimizer):
     def _global_grad_norm(self) -> float | None:
         return self._attached("_global_grad_norm").get_global_grad_norm()
 
-    def constants(self) -> list[tuple[float, float, float, float, float]]:
-        """Of the next step, by group: lr, weight decay, both betas, eps."""
-        return [
-            (
-                float(group["lr"]),
-                float(group["weight_decay"]),
-                float(group["betas"][0]),
-                float(group["betas"][1]),
-                float(group["eps"]),
-            )
-            for group in self.param_groups
-        ]
+    def constants(self) -> list[Constants]:
+        """Of the next step, by group. What the optimizer does not have is 0."""
+        return [constants_of(group) for group in self.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -249,8 +248,10 @@ def refuse_training(call: str) -> InvalidError:
     )
 
 
-class NoOptimizer(AdamW):
+class NoOptimizer(TieredOptimizer):
     """Of an engine that only evaluates: no groups, no state, and no step."""
+
+    type = "AdamW"
 
     def __init__(self) -> None:
         self._engine = self._client = None
@@ -272,9 +273,37 @@ class NoOptimizer(AdamW):
         """There is nothing to load."""
 
 
+class AdamW(TieredOptimizer):
+    """torch.optim.AdamW's constants."""
+
+    type = "AdamW"
+    decoupled_decay = True
+    keys = ("lr", "betas", "eps", "weight_decay")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = DEFAULTS["lr"],
+        betas: tuple[float, float] = DEFAULTS["betas"],
+        eps: float = DEFAULTS["eps"],
+        weight_decay: float = DEFAULTS["weight_decay"],
+    ) -> None:
+        constants = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, constants)
+
+    def type_name(self) -> str:
+        return "AdamW" if self.decoupled_decay else "Adam"
+
+    def section(self) -> dict[str, Any]:
+        section = super().section()
+        section["params"]["adam_w_mode"] = self.decoupled_decay
+        return section
+
+
 class Adam(AdamW):
     """torch.optim.Adam's constants: weight decay is part of the gradient."""
 
+    type = "Adam"
     decoupled_decay = False
 
     def __init__(
@@ -296,48 +325,174 @@ class TorchAdam(Adam, torch.optim.Adam):
     """The same of torch.optim.Adam."""
 
 
-def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The config's optimizer section for a client's optimizer: ours, or torch's Adam and AdamW."""
-    if isinstance(optimizer, AdamW):
-        decoupled = optimizer.decoupled_decay
-    elif type(optimizer) is torch.optim.AdamW:
-        decoupled = True
-    elif type(optimizer) is torch.optim.Adam:
-        decoupled = bool(optimizer.defaults.get("decoupled_weight_decay", False))
-    else:
+class SGD(TieredOptimizer):
+    """torch.optim.SGD's constants."""
+
+    type = "SGD"
+    keys = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        constants = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        super().__init__(params, constants)
+
+
+class Adagrad(TieredOptimizer):
+    """torch.optim.Adagrad's constants."""
+
+    type = "Adagrad"
+    keys = ("lr", "lr_decay", "weight_decay", "eps")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        constants = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        super().__init__(params, constants)
+
+
+class RMSprop(TieredOptimizer):
+    """torch.optim.RMSprop's constants. A momentum buffer is kept if any group has momentum when the
+    engine is made."""
+
+    type = "RMSprop"
+    keys = ("lr", "alpha", "eps", "weight_decay", "momentum")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+    ) -> None:
+        constants = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+        }
+        super().__init__(params, constants)
+
+
+class Lion(TieredOptimizer):
+    """The constants of Lion (Chen et al. 2023), with DeepSpeed's defaults."""
+
+    type = "Lion"
+    keys = ("lr", "betas", "weight_decay")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+
+# By optimizer.type; those of torch.optim have the same name there.
+OPTIMIZERS: dict[str, Any] = {
+    kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion)
+}
+
+
+def constants_of(group: dict[str, Any]) -> Constants:
+    average, squares = group.get("betas", (group.get("momentum", 0.0), group.get("alpha", 0.0)))
+    rest = (group.get(key, 0.0) for key in ("eps", "dampening", "nesterov", "lr_decay"))
+    eps, dampening, nesterov, lr_decay = map(float, rest)
+    lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+    return lr, weight_decay, float(average), float(squares), eps, dampening, nesterov, lr_decay
+
+
+def params_of(kind: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """optimizer.params of a config: the first group's constants. The most momentum of any group
+    decides whether the engine keeps a buffer of it."""
+    params = {key: groups[0][key] for key in kind.keys}
+    params["lr"] = float(params["lr"])
+    if "betas" in params:
+        params["betas"] = [float(beta) for beta in params["betas"]]
+    if "momentum" in params:
+        params["momentum"] = max(float(group["momentum"]) for group in groups)
+    return params
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Our class for one of torch.optim's."""
+    kind = OPTIMIZERS.get(type(optimizer).__name__)
+    if kind is None or type(optimizer) is not getattr(torch.optim, kind.type, None):
         raise UnsupportedError(
-            f"optimizer: got {type(optimizer).__name__}, allowed Adam and AdamW of torch.optim or "
-            "artesian.optim"
+            f"optimizer: got {type(optimizer).__name__}, allowed AdamW, Adam, SGD, Adagrad and "
+            f"RMSprop of torch.optim, and {', '.join(OPTIMIZERS)} of artesian.optim; in a config: "
+            "optimizer.type"
         )
-    for flag in ("amsgrad", "maximize"):
-        if optimizer.defaults.get(flag):
-            raise UnsupportedError(f"optimizer: {flag}=True is not supported")
-    first = {key: optimizer.param_groups[0][key] for key in KEYS}
-    params = {**first, "lr": float(first["lr"]), "betas": [float(beta) for beta in first["betas"]]}
-    params["adam_w_mode"] = decoupled
-    return {"type": "AdamW" if decoupled else "Adam", "params": params}
+    if kind is AdamW or optimizer.defaults.get("decoupled_weight_decay", False):
+        return AdamW
+    return kind
 
 
-def facade(values: dict[str, Any], parameters: Iterable[Any], kind: type[AdamW]) -> AdamW:
+def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The config's optimizer section for a client's optimizer: ours, or torch's."""
+    if isinstance(optimizer, TieredOptimizer):
+        return optimizer.section()
+    kind = kind_of(optimizer)
+    for flag, allowed in REFUSED.items():
+        if optimizer.defaults.get(flag, allowed) != allowed:
+            raise UnsupportedError(f"optimizer: {flag}={optimizer.defaults[flag]} is not supported")
+    section = {"type": kind.type, "params": params_of(kind, optimizer.param_groups)}
+    if issubclass(kind, AdamW):
+        section["params"]["adam_w_mode"] = kind.decoupled_decay
+    return section
+
+
+def facade(
+    values: dict[str, Any], parameters: Iterable[Any], adam: type[AdamW] = AdamW
+) -> TieredOptimizer:
     """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
-    or groups, whose constants are the config's unless they have their own."""
-    result = kind(parameters, **{key: values[key] for key in KEYS})
-    result.decoupled_decay = values["decoupled_decay"]
-    if hasattr(result, "adam_w_mode"):
-        result.adam_w_mode = result.decoupled_decay
-    return result
+    or groups, whose constants are the config's unless they have their own. `adam`: the class of
+    either Adam."""
+    kind = OPTIMIZERS[values["type"]]
+    decoupled = kind.decoupled_decay
+    if issubclass(kind, AdamW) and adam is not AdamW:
+        kind = adam
+    made: TieredOptimizer = kind(parameters, **{key: values[key] for key in kind.keys})
+    if isinstance(made, AdamW):
+        made.decoupled_decay = decoupled
+        if hasattr(made, "adam_w_mode"):
+            made.adam_w_mode = decoupled
+    return made
 
 
-def facade_of(optimizer: torch.optim.Optimizer) -> AdamW:
+def facade_of(optimizer: torch.optim.Optimizer) -> TieredOptimizer:
     """The same for a client's optimizer. It has the very groups, so that a scheduler that was made
     for the client's still decides."""
-    kind = TorchAdamW if section_of(optimizer)["type"] == "AdamW" else TorchAdam
-    result = kind(optimizer.param_groups)
+    kind = kind_of(optimizer)
+    kind = {AdamW: TorchAdamW, Adam: TorchAdam}.get(kind, kind)
+    result: TieredOptimizer = kind(optimizer.param_groups)
     result._client = optimizer
     return result
 
 
-def groups_of(optimizer: AdamW, parameters: dict[str, torch.nn.Parameter]) -> list[int]:
+def groups_of(optimizer: TieredOptimizer, parameters: dict[str, torch.nn.Parameter]) -> list[int]:
     """The group of each of a model's parameters; 0 for frozen ones, which have none."""
     groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
     left = set(groups) - {id(parameter) for parameter in parameters.values()}

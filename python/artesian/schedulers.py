@@ -240,7 +240,8 @@ class ConfigSchedule(LRScheduler):
             self.last_epoch = last_batch_iteration
         super().step()
         for group, betas in zip(self.optimizer.param_groups, self._betas() or (), strict=False):
-            group["betas"] = betas
+            if "betas" in group:  # as in DeepSpeed: of others no momentum is cycled
+                group["betas"] = betas
 
 
 class _Named(ConfigSchedule):

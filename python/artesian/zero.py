@@ -227,7 +227,8 @@ def safe_get_full_fp32_param(parameter: nn.Parameter) -> torch.Tensor | None:
 def safe_get_full_optimizer_state(
     parameter: nn.Parameter, optim_state_key: str
 ) -> torch.Tensor | None:
-    """A copy of the parameter's "exp_avg" or "exp_avg_sq"; None if no engine has it."""
+    """A copy of the parameter's "exp_avg", "exp_avg_sq" or another moment of its optimizer; None if
+    no engine has it."""
     engine = engine_of(parameter)
     return None if engine is None else engine.full_state(parameter, optim_state_key)
 
@@ -248,7 +249,7 @@ def safe_set_full_fp32_param(parameter: nn.Parameter, value: torch.Tensor) -> No
 def safe_set_full_optimizer_state(
     parameter: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """The parameter's "exp_avg" or "exp_avg_sq" becomes this; without an engine, nothing."""
+    """The parameter's moment of that name becomes this; without an engine, nothing."""
     engine = engine_of(parameter)
     if engine is not None:
         engine.set_full_state(parameter, value, optim_state_key)

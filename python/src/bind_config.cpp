@@ -5,6 +5,7 @@
 #include "python/src/bind.h"
 #include "python/src/errors.h"
 #include "zero3/config/config.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/config/text.h"
 #include "zero3/step/lr_schedule.h"
 
@@ -63,13 +64,18 @@ std::optional<std::string> nvme_path_of(const Config& config) {
 }
 
 py::dict optimizer_of(const Config& config) {
-  const zero3::OptimizerConfig& adam = config.optimizer;
+  const zero3::OptimizerConfig& optimizer = config.optimizer;
   py::dict values;
-  values["lr"] = adam.lr;
-  values["betas"] = py::make_tuple(adam.beta1, adam.beta2);
-  values["eps"] = adam.eps;
-  values["weight_decay"] = adam.weight_decay;
-  values["decoupled_decay"] = adam.decoupled_decay;
+  values["type"] = std::string(zero3::type_name(optimizer));
+  values["lr"] = optimizer.lr;
+  values["betas"] = py::make_tuple(optimizer.beta1, optimizer.beta2);
+  values["momentum"] = optimizer.beta1;
+  values["alpha"] = optimizer.beta2;
+  values["eps"] = optimizer.eps;
+  values["weight_decay"] = optimizer.weight_decay;
+  values["dampening"] = optimizer.dampening;
+  values["nesterov"] = optimizer.nesterov;
+  values["lr_decay"] = optimizer.lr_decay;
   return values;
 }
 

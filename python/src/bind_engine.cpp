@@ -29,7 +29,8 @@ using Names = std::vector<std::pair<std::string, std::string>>;
 using Files = std::map<std::string, std::string>;  // bytes, by name
 using Numbers = std::vector<std::uint32_t>;
 using Stages = std::vector<std::tuple<std::string, Numbers, std::optional<std::uint32_t>>>;
-using Constants = std::vector<std::array<double, 5>>;  // lr, weight_decay, beta1, beta2, eps
+// lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay
+using Constants = std::vector<std::array<double, 8>>;
 
 std::vector<NamedTensor> named(const NamedTensors& tensors) {
   std::vector<NamedTensor> result;
@@ -48,8 +49,8 @@ using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
 
 std::vector<zero3::GroupStep> group_steps(const Constants& groups) {
   std::vector<zero3::GroupStep> steps;
-  for (const auto& [lr, weight_decay, beta1, beta2, eps] : groups) {
-    steps.push_back({lr, weight_decay, beta1, beta2, eps});
+  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, decay] : groups) {
+    steps.push_back({lr, weight_decay, beta1, beta2, eps, dampening, nesterov != 0.0, decay});
   }
   return steps;
 }
@@ -104,12 +105,24 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
   return Holder(made.release());
 }
 
-StateKind state_kind(const std::string& name) {
+/// The optimizer's moments by name.
+std::vector<std::string> moment_names(HookedEngine& engine) {
+  const zero3::Moments& kept = engine.core().placement().moments;
+  std::vector<std::string> names;
+  for (const std::string_view name : {kept.average, kept.squares}) {
+    if (!name.empty()) names.emplace_back(name);
+  }
+  return names;
+}
+
+StateKind state_kind(HookedEngine& engine, const std::string& name) {
+  const zero3::Moments& kept = engine.core().placement().moments;
   if (name == "fp32") return StateKind::Master;
-  if (name == "exp_avg") return StateKind::ExpAvg;
-  if (name == "exp_avg_sq") return StateKind::ExpAvgSq;
-  raise(make_error(ErrorCode::Invalid,
-                   "state: got \"" + name + "\", allowed \"fp32\", \"exp_avg\", \"exp_avg_sq\""));
+  if (!name.empty() && name == kept.average) return StateKind::ExpAvg;
+  if (!name.empty() && name == kept.squares) return StateKind::ExpAvgSq;
+  std::string allowed = "\"fp32\"";
+  for (const std::string& each : moment_names(engine)) allowed += ", \"" + each + "\"";
+  raise(make_error(ErrorCode::Invalid, "state: got \"" + name + "\", allowed " + allowed));
 }
 
 Pass pass_of(bool evaluate) {
@@ -195,7 +208,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
           "read_state",
           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
              const std::optional<at::Tensor>& target) {
-            const StateKind state = state_kind(kind);
+            const StateKind state = state_kind(engine, kind);
             const at::Tensor into = target.value_or(at::Tensor());
             return without_gil([&] { return engine.read_state(parameter, state, into); });
           },
@@ -203,7 +216,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
       .def("write_state",
            [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
               const at::Tensor& values) {
-             const StateKind state = state_kind(kind);
+             const StateKind state = state_kind(engine, kind);
              without_gil([&] { return engine.write_state(parameter, state, values); });
            })
       .def("read_gradient",
@@ -231,6 +244,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
                                                zero3::PrefetchLimits::of(core.config().zero)))
                  .nvme_read;
            })
+      .def_property_readonly("moments", &moment_names)
       .def_property_readonly("bytes_nvme_read",
                              [](HookedEngine& engine) { return engine.core().bytes_nvme_read(); })
       .def_property_readonly("resident",

@@ -4,9 +4,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <deque>
 
 #include "kernels/cast.h"
 #include "kernels/split_master.h"
@@ -14,6 +16,7 @@
 #include "tests/kernels/rms_norm_case.h"
 #include "tests/kernels/rotary_case.h"
 #include "tests/kernels/swiglu_case.h"
+#include "tests/kernels/update_case.h"
 #include "tests/kernels/values.h"
 #include "tests/support/gpu_main.h"
 
@@ -244,6 +247,33 @@ TEST(CudaAdam, EqualsTheNaiveVersionOnManyPiecesOfSplitWeights) {
     const auto launched = cuda::adam_steps(there, step, nullptr);
     ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
     for (int k = 0; k < 5; ++k) EXPECT_EQ(device[k].back(), host[k]) << k;
+  }
+}
+
+TEST(CudaUpdate, EqualsTheNaiveVersion) {
+  for (const UpdateStep& step : update_steps_to_try()) {
+    for_update_forms([&](DType grad_dtype, DType out_dtype, bool split) {
+      for (const std::uint64_t count : {0ull, 1ull, 7ull, 9ull, 4099ull, 4100ull}) {
+        UpdateCase all(step, count, grad_dtype, out_dtype, split);
+        UpdateCase naive = all;
+        std::vector<unsigned char>* const host[] = {&all.param, &all.exp_avg,   &all.exp_avg_sq,
+                                                    &all.grad,  &all.param_out, &all.low};
+        std::deque<DeviceCopy> device;
+        for (const auto* bytes : host) device.emplace_back(*bytes);
+        const AdamArrays arrays = all.arrays_by([&](const auto& bytes, std::size_t size) -> void* {
+          const auto found = std::find(std::begin(host), std::end(host), &bytes);
+          return device[static_cast<std::size_t>(found - std::begin(host))].at<void>(all.offset *
+                                                                                     size);
+        });
+        const AdamPiece piece{arrays, count};
+        const auto launched = cuda::update_steps({&piece, 1}, step, nullptr);
+        ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
+        for (std::size_t k = 0; k < device.size(); ++k) *host[k] = device[k].back();
+        update_naive(naive.arrays(), count, step);
+        all.expect_same(naive);
+        if (testing::Test::HasFailure()) return;
+      }
+    });
   }
 }
 

@@ -38,6 +38,8 @@ accelerator: get_accelerator
 accelerator.real_accelerator: get_accelerator
 checkpointing: configure is_configured checkpoint reset detach_variable
 runtime.activation_checkpointing.checkpointing: configure is_configured checkpoint reset
+ops.adagrad: DeepSpeedCPUAdagrad
+ops.lion: DeepSpeedCPULion FusedLion
 runtime.base_optimizer: DeepSpeedOptimizer
 runtime.checkpoint_engine.torch_checkpoint_engine: TorchCheckpointEngine
 runtime.config: DeepSpeedConfig ADAM_OPTIMIZER ADAMW_OPTIMIZER
@@ -66,9 +68,7 @@ git_version_info: version
 
 # Names that are imported, and refused where they are used: a word of the reason.
 REFUSED = {
-    "ops.adagrad.DeepSpeedCPUAdagrad": "Adam and AdamW are supported",
-    "ops.lion.DeepSpeedCPULion": "Adam and AdamW are supported",
-    "ops.lion.FusedLion": "Adam and AdamW are supported",
+    "ops.lamb.FusedLamb": "Lion are supported",
     "moe.layer.MoE": "expert layers",
     "pipe.PipelineModule": "pipeline parallelism",
     "runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "sequence parallelism",

@@ -610,9 +610,6 @@ def test_what_cannot_be_is_refused_with_what_to_do():
     model, _ = model_of()
     with pytest.raises(artesian.errors.InvalidError, match="zero_optimisation"):
         start(model, zero_optimisation={"stage": 3})
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(artesian.errors.UnsupportedError, match="got SGD, allowed Adam and AdamW"):
-        artesian.initialize(model=model, config=small_models.config_for(), optimizer=sgd)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = nn.Parameter(tied[0].weight.data)
     with pytest.raises(artesian.errors.InvalidError, match='"0.weight": shares its memory with'):

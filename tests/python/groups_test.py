@@ -143,9 +143,6 @@ def test_groups_that_fit_no_model():
     with pytest.raises(artesian.Error, match="1 parameters that are none of the model's"):
         strange = [*model.parameters(), nn.Parameter(torch.ones(2))]
         artesian.initialize(model=model, config=config, optimizer=torch.optim.AdamW(strange))
-    with pytest.raises(artesian.Error, match="got SGD, allowed Adam and AdamW"):
-        client = torch.optim.SGD(model.parameters(), lr=1.0)
-        artesian.initialize(model=model, config=config, optimizer=client)
     artesian.initialize(model=model, config=config)[0].destroy()  # the model is as it was
 
 

@@ -52,7 +52,7 @@ class SeparateDevice : public tiering::Device {
   std::uint64_t registered_bytes_max = ~std::uint64_t{0};  // more than this much is Exhausted
   std::size_t micro_batches_at_once = 1;                   // each stage for so many, in turn
   std::uint64_t races = 0;                                 // operations that lacked an order
-  std::uint64_t adam_calls = 0;
+  std::uint64_t update_calls = 0;
   bool expect_races = false;  // the test counts them
 
   std::string name() const override { return "separate:0"; }
@@ -107,13 +107,14 @@ class SeparateDevice : public tiering::Device {
         queue, {{leaf_sums, leaves * 8, true}, {data, count * dtype_size(dtype), false}},
         [=](auto& host) { return host.sum_squares(queue, data, dtype, count, leaf_sums); });
   }
-  Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
-                          const kernels::AdamStep& step) override {
-    ++adam_calls;
+  Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                            const kernels::UpdateStep& step) override {
+    ++update_calls;
     std::vector<Range> ranges;
     for (const auto& [arrays, count] : pieces) {
-      ranges.push_back({arrays.exp_avg, count * 4, true});
-      ranges.push_back({arrays.exp_avg_sq, count * 4, true});
+      for (float* moment : {arrays.exp_avg, arrays.exp_avg_sq}) {
+        if (moment != nullptr) ranges.push_back({moment, count * 4, true});
+      }
       ranges.push_back({arrays.grad, count * dtype_size(arrays.grad_dtype), false});
       if (arrays.param != nullptr) ranges.push_back({arrays.param, count * 4, true});
       if (arrays.master_low != nullptr) ranges.push_back({arrays.master_low, count * 2, true});
@@ -122,7 +123,7 @@ class SeparateDevice : public tiering::Device {
     }
     const std::vector<kernels::AdamPiece> copied(pieces.begin(), pieces.end());
     return enqueue(queue, std::move(ranges),
-                   [=](auto& host) { return host.adam_steps(queue, copied, step); });
+                   [=](auto& host) { return host.update_steps(queue, copied, step); });
   }
 
   Result<DeviceFence> record(Queue queue) override;

@@ -30,6 +30,7 @@ struct TierOptions {
   int stage = 3;  // below, parameters are on the device
   std::uint64_t ranks = 1;
   bool split_master = true;
+  OptimizerConfig optimizer{};
 };
 
 /// Decides where everything lives: by default on NVMe, in `directory`, but for the gradients.
@@ -38,6 +39,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
   Config config;
   config.param_dtype = config.grad_accum_dtype = options.dtype;
   config.zero.stage = options.stage;
+  config.optimizer = options.optimizer;
   const Offload param_home = options.stage == 3 ? options.home : Offload::None;
   config.zero.offload_param = {.device = param_home, .nvme_paths = {directory}, .max_in_cpu = 0};
   config.zero.offload_optimizer = {.device = options.home, .nvme_paths = {directory}};

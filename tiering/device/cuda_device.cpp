@@ -330,11 +330,11 @@ Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType d
   return launched(kernels::cuda::sum_squares(data, dtype, count, leaf_sums, stream(queue)));
 }
 
-Result<void> CudaDevice::adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
-                                    const kernels::AdamStep& step) {
-  check_adam(pieces);
+Result<void> CudaDevice::update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                                      const kernels::UpdateStep& step) {
+  check_update(pieces, step);
   ARTESIAN_TRY_VOID(select());
-  return launched(kernels::cuda::adam_steps(pieces, step, stream(queue)));
+  return launched(kernels::cuda::update_steps(pieces, step, stream(queue)));
 }
 
 Result<cudaEvent_t> CudaDevice::take_event() {

@@ -59,8 +59,8 @@ class CudaDevice final : public Device {
                                    kernels::Accumulate how) override;
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
                            double* leaf_sums) override;
-  Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
-                          const kernels::AdamStep& step) override;
+  Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                            const kernels::UpdateStep& step) override;
   Result<DeviceFence> record(Queue queue) override;
   Result<void> wait(Queue queue, DeviceFence fence) override;
   bool ready(DeviceFence fence) noexcept override;

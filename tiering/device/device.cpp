@@ -39,7 +39,8 @@ void Device::check_squares(const std::byte* data, DType dtype, const double* lea
   ARTESIAN_CHECK(is_aligned(leaf_sums, sizeof(double)), leaf_sums);
 }
 
-void Device::check_adam(std::span<const kernels::AdamPiece> pieces) noexcept {
+void Device::check_update(std::span<const kernels::AdamPiece> pieces,
+                          const kernels::UpdateStep& step) noexcept {
   for (const kernels::AdamPiece& piece : pieces) {
     const kernels::AdamArrays& arrays = piece.arrays;
     const kernels::AdamArrays& first = pieces.front().arrays;
@@ -50,8 +51,11 @@ void Device::check_adam(std::span<const kernels::AdamPiece> pieces) noexcept {
     ARTESIAN_CHECK(split || is_aligned(arrays.param, sizeof(float)), arrays.param);
     ARTESIAN_CHECK(!split || is_aligned(arrays.master_low, 2), arrays.master_low);
     ARTESIAN_CHECK(!split || arrays.param_out_dtype == DType::BFloat16);
-    ARTESIAN_CHECK(is_aligned(arrays.exp_avg, sizeof(float)), arrays.exp_avg);
-    ARTESIAN_CHECK(is_aligned(arrays.exp_avg_sq, sizeof(float)), arrays.exp_avg_sq);
+    ARTESIAN_CHECK((arrays.exp_avg == nullptr) == (first.exp_avg == nullptr), arrays.exp_avg);
+    ARTESIAN_CHECK((arrays.exp_avg_sq != nullptr) == kernels::has_squares(step.rule));
+    for (const float* moment : {arrays.exp_avg, arrays.exp_avg_sq}) {
+      ARTESIAN_CHECK(moment == nullptr || is_aligned(moment, sizeof(float)), moment);
+    }
     ARTESIAN_CHECK(is_aligned(arrays.grad, dtype_size(arrays.grad_dtype)), arrays.grad);
     const bool out = is_aligned(arrays.param_out, dtype_size(arrays.param_out_dtype));
     ARTESIAN_CHECK(out || (arrays.param_out == nullptr && !split), arrays.param_out);

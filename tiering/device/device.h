@@ -31,8 +31,8 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/result.h"
-#include "kernels/adam.h"
 #include "kernels/gradient.h"
+#include "kernels/update.h"
 #include "pinned/pool.h"
 
 namespace artesian::tiering {
@@ -89,8 +89,8 @@ class Device {
                                    std::uint64_t count, double* leaf_sums) = 0;
   /// Steps pieces of the same dtypes, with whole master weights or all with split ones. They do not
   /// overlap.
-  virtual Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
-                                  const kernels::AdamStep& step) = 0;
+  virtual Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                                    const kernels::UpdateStep& step) = 0;
 
   /// The present end of a queue.
   virtual Result<DeviceFence> record(Queue queue) = 0;
@@ -133,7 +133,8 @@ class Device {
                            const float* target) noexcept;
   static void check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept;
   static void check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept;
-  static void check_adam(std::span<const kernels::AdamPiece> pieces) noexcept;
+  static void check_update(std::span<const kernels::AdamPiece> pieces,
+                           const kernels::UpdateStep& step) noexcept;
 
   /// For finish(), where it waits.
   void work_meanwhile() noexcept;

@@ -59,11 +59,11 @@ Result<void> HostDevice::sum_squares(Queue, const std::byte* data, DType dtype, 
   return {};
 }
 
-Result<void> HostDevice::adam_steps(Queue, std::span<const kernels::AdamPiece> pieces,
-                                    const kernels::AdamStep& step) {
-  check_adam(pieces);
+Result<void> HostDevice::update_steps(Queue, std::span<const kernels::AdamPiece> pieces,
+                                      const kernels::UpdateStep& step) {
+  check_update(pieces, step);
   for (const kernels::AdamPiece& piece : pieces) {
-    kernels::adam_step(piece.arrays, piece.count, step);
+    kernels::update(piece.arrays, piece.count, step);
   }
   return {};
 }

@@ -14,6 +14,7 @@
 #include "tiering/block_checksums.h"
 #include "tiering/snapshot_sums.h"
 #include "zero3/checkpoint/checkpoint_folder.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/plan/checkpoint_names.h"
 
 namespace artesian::zero3 {
@@ -97,6 +98,11 @@ Result<void> CheckpointReader::sort_parts() {
   for (const SavedPart& part : manifest_.parts) {
     have_[part.parameter].parts[static_cast<std::size_t>(part.array)].push_back(part);
   }
+  for (const SavedGroup& group : manifest_.groups) {
+    const OptimizerForm* form = find_optimizer(group.optimizer);
+    const bool needs = form != nullptr && !form->moments.squares.empty();
+    for (const std::uint32_t parameter : group.parameters) have_[parameter].needs_squares = needs;
+  }
   for (Have& have : have_) {
     for (auto& parts : have.parts) {
       std::sort(parts.begin(), parts.end(), [](const SavedPart& left, const SavedPart& right) {
@@ -113,6 +119,15 @@ Result<void> CheckpointReader::sort_parts() {
     if (found != by_name_.end()) by_name_.emplace(alias, found->second);
   }
   return {};
+}
+
+std::optional<SavedArray> CheckpointReader::find_moment(std::uint32_t parameter,
+                                                        MomentKind kind) const noexcept {
+  for (std::size_t index = 0; index < saved_array_count; ++index) {
+    const auto array = static_cast<SavedArray>(index);
+    if (moment_kind(array) == kind && has(parameter, array)) return array;
+  }
+  return std::nullopt;
 }
 
 bool CheckpointReader::is_excluded(const std::string& name) const {
@@ -141,9 +156,13 @@ Result<void> CheckpointReader::check_parameter(std::uint32_t parameter) const {
   const bool high = has(parameter, SavedArray::MasterHigh);
   const bool frozen = has(parameter, SavedArray::Weight);
   const int forms = int{whole} + int{high} + int{frozen};
-  if (high != has(parameter, SavedArray::MasterLow) ||
-      high != has(parameter, SavedArray::ExpAvgSqSigned)) {
+  const bool tie = find_moment(parameter, MomentKind::SignedSquares).has_value();
+  if (high != has(parameter, SavedArray::MasterLow) || (tie && !high) ||
+      (high && !tie && have_[parameter].needs_squares)) {
     return refuse("its master weights are split, and not all halves are there");
+  }
+  if (high && find_moment(parameter, MomentKind::Squares).has_value()) {
+    return refuse("its master weights are split, and its squares have no sign");
   }
   if (forms == 1) return {};
   if (forms == 0 && (saved.numel() == 0 || is_excluded(saved.name))) return {};
@@ -226,13 +245,17 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
   const std::uint64_t count = std::max(master.size(), exp_avg_sq.size());
   ARTESIAN_CHECK(master.empty() || master.size() == count, master.size(), count);
   ARTESIAN_CHECK(exp_avg_sq.empty() || exp_avg_sq.size() == count, exp_avg_sq.size(), count);
+  const auto tie = find_moment(parameter, MomentKind::SignedSquares);
   std::array<std::uint16_t, piece> high;
   std::array<std::uint16_t, piece> low;
   std::array<float, piece> moment;
   for (std::uint64_t done = 0; done < count; done += piece) {
     const std::uint64_t now = std::min(piece, count - done);
-    ARTESIAN_TRY_VOID(read_array(parameter, SavedArray::ExpAvgSqSigned, first + done, now,
-                                 bytes_of(moment.data())));
+    if (tie.has_value()) {
+      ARTESIAN_TRY_VOID(read_array(parameter, *tie, first + done, now, bytes_of(moment.data())));
+    } else {
+      std::fill(moment.begin(), moment.end(), 0.0f);  // Note [Without a bit] in split_master.h
+    }
     if (!master.empty()) {
       ARTESIAN_TRY_VOID(
           read_array(parameter, SavedArray::MasterHigh, first + done, now, bytes_of(high.data())));
@@ -286,15 +309,13 @@ Result<void> CheckpointReader::read(std::uint32_t parameter, std::uint64_t first
   } else if (!master.empty()) {
     ARTESIAN_TRY_VOID(plain(SavedArray::Master, master));
   }
-  if (has(parameter, SavedArray::ExpAvg)) {
-    ARTESIAN_TRY_VOID(plain(SavedArray::ExpAvg, exp_avg));
-  } else {
-    std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
-  }
-  if (split) return {};
-  if (has(parameter, SavedArray::ExpAvgSq)) return plain(SavedArray::ExpAvgSq, exp_avg_sq);
-  std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
-  return {};
+  const auto read_moment = [&](MomentKind kind, std::span<float> target) -> Result<void> {
+    if (const auto array = find_moment(parameter, kind)) return plain(*array, target);
+    std::fill(target.begin(), target.end(), 0.0f);
+    return {};
+  };
+  ARTESIAN_TRY_VOID(read_moment(MomentKind::Average, exp_avg));
+  return split ? Result<void>() : read_moment(MomentKind::Squares, exp_avg_sq);
 }
 
 Result<std::string> CheckpointReader::read_buffer(const SavedBufferPlace& place) const noexcept {

@@ -48,8 +48,9 @@ class CheckpointReader {
   bool has_weights(std::uint32_t parameter) const noexcept;
   /// True if the parameter was left out on purpose when it was saved.
   bool is_excluded(const std::string& name) const;
-  /// As StateSource::read; of a frozen parameter its weights, as fp32, and zero moments. The range
-  /// must lie in the parameter, which must not be excluded. Thread: any, several at once.
+  /// As StateSource::read, whichever optimizer's moments those are: `exp_avg` its average,
+  /// `exp_avg_sq` its squares. Of a frozen parameter its weights, as fp32, and zero moments. The
+  /// range must lie in the parameter, which must not be excluded. Thread: any, several at once.
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) const noexcept;
   /// The bytes of one of the manifest's buffers. Errors: Io, Corrupt.
@@ -71,7 +72,8 @@ class CheckpointReader {
     std::vector<std::uint64_t> sums;
   };
   struct Have {  // of a parameter: its parts, sorted; by array
-    std::array<std::vector<SavedPart>, 7> parts;
+    std::array<std::vector<SavedPart>, saved_array_count> parts;
+    bool needs_squares = false;  // by its optimizer
   };
 
   CheckpointReader(std::unique_ptr<Folder> folder, std::string tag) noexcept
@@ -83,6 +85,8 @@ class CheckpointReader {
   bool has(std::uint32_t parameter, SavedArray array) const noexcept {
     return !have_[parameter].parts[static_cast<std::size_t>(array)].empty();
   }
+  /// The array of a parameter that is such a moment; nothing: it has none.
+  std::optional<SavedArray> find_moment(std::uint32_t parameter, MomentKind kind) const noexcept;
   Result<SharedBytes> load(std::size_t file, std::uint64_t block) const noexcept;
   Result<void> read_bytes(std::size_t file, std::uint64_t offset,
                           std::span<std::byte> target) const noexcept;

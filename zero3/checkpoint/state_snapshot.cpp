@@ -20,12 +20,11 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
     case SavedArray::Master: return bytes(group.master);
     case SavedArray::MasterHigh: return group.param;
     case SavedArray::MasterLow: return bytes(group.master_low);
-    case SavedArray::ExpAvg: return bytes(group.exp_avg);
-    case SavedArray::ExpAvgSq:
-    case SavedArray::ExpAvgSqSigned: return bytes(group.exp_avg_sq);
     case SavedArray::Weight: return group.param;
+    default: break;
   }
-  return nullptr;
+  const bool average = moment_kind(array) == MomentKind::Average;
+  return bytes(average ? group.exp_avg : group.exp_avg_sq);
 }
 
 }  // namespace
@@ -40,7 +39,7 @@ std::size_t StateSnapshot::image_of(std::uint32_t unit) const noexcept {
 
 bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
   const std::size_t image = image_of(unit);
-  for (const SavedArray array : arrays_of(units_.images[image].form)) {
+  for (const SavedArray array : arrays_of(units_.images[image])) {
     const BlockRange range = layout_.blocks_of(image, array, index);
     for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
       if (!file_.has(block)) return false;
@@ -66,7 +65,7 @@ std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
                                           std::vector<Piece>& pieces) noexcept {
   const std::size_t image = image_of(group.unit);
   std::uint64_t slices = 0;
-  for (const SavedArray array : arrays_of(units_.images[image].form)) {
+  for (const SavedArray array : arrays_of(units_.images[image])) {
     const std::byte* from = array_of(group, array);
     ARTESIAN_CHECK(from != nullptr, image, group.index);
     const BlockRange range = layout_.blocks_of(image, array, group.index);

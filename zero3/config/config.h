@@ -47,14 +47,20 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+enum class OptimizerType : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion };  // optimizers.h
+
 struct OptimizerConfig {
+  OptimizerType type = OptimizerType::Adam;
   bool decoupled_decay = true;  // AdamW; false: "Adam" with adam_w_mode false (L2)
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
+  double beta1 = 0.9;    // of SGD and RMSprop: momentum
+  double beta2 = 0.999;  // of RMSprop: alpha
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
+  double dampening = 0.0;  // SGD
+  bool nesterov = false;   // SGD
+  double lr_decay = 0.0;   // Adagrad
 
   bool operator==(const OptimizerConfig&) const = default;
 };

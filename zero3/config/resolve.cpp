@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "zero3/config/optimizers.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -82,14 +83,30 @@ class Resolver {
 
   void optimizer() {
     OptimizerConfig& optimizer = config_.optimizer;
-    optimizer.lr = settings_.real("optimizer.params.lr");
+    const OptimizerForm* known = find_optimizer(settings_.text("optimizer.type"));
+    const OptimizerForm& form = known != nullptr ? *known : optimizer_forms().front();
+    optimizer.type = form.type;
+    const auto real = [&](const char* path, double otherwise) {
+      if (settings_.real(path) != otherwise) automatic_[path] = shortest(otherwise);
+      return settings_.given(path) ? settings_.real(path) : otherwise;
+    };
+    optimizer.lr = real("optimizer.params.lr", form.lr);
     if (!settings_.given("optimizer.params.lr") && arguments_.lr) optimizer.lr = *arguments_.lr;
     automatic_["optimizer.params.lr"] = shortest(optimizer.lr);
     const JsonValue betas = settings_.value("optimizer.params.betas");
     ARTESIAN_CHECK(betas.elements.size() == 2, betas.elements.size());
     optimizer.beta1 = betas.elements[0].number;
     optimizer.beta2 = betas.elements[1].number;
-    optimizer.eps = settings_.real("optimizer.params.eps");
+    if (form.params.find("momentum") != form.params.npos) {
+      optimizer.beta1 = settings_.real("optimizer.params.momentum");
+    }
+    if (form.params.find("alpha") != form.params.npos) {
+      optimizer.beta2 = settings_.real("optimizer.params.alpha");
+    }
+    optimizer.eps = real("optimizer.params.eps", form.eps);
+    optimizer.dampening = settings_.real("optimizer.params.dampening");
+    optimizer.nesterov = settings_.boolean("optimizer.params.nesterov");
+    optimizer.lr_decay = settings_.real("optimizer.params.lr_decay");
     optimizer.weight_decay = settings_.real("optimizer.params.weight_decay");
     optimizer.bias_correction = settings_.boolean("optimizer.params.bias_correction");
     const bool decoupled = settings_.boolean("optimizer.params.adam_w_mode");

@@ -4,6 +4,7 @@
 
 #include "base/split.h"
 #include "zero3/config/keys.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/config/resolve.h"
 
 namespace artesian::zero3 {
@@ -95,6 +96,30 @@ void check_scheduler(const Settings& settings, Faults& faults) {
   }
 }
 
+void check_optimizer(const Settings& settings, Faults& faults) {
+  if (!sound(settings, "optimizer.type")) return;
+  const OptimizerForm* form = find_optimizer(settings.text("optimizer.type"));
+  if (form == nullptr) return;
+  const auto has = split(form->params, '|');
+  constexpr std::string_view params = "optimizer.params.";
+  for (const ConfigKey& key : config_keys()) {
+    if (!key.path.starts_with(params)) continue;
+    if (!settings.given(key.path) && !settings.automatic(key.path)) continue;
+    if (std::find(has.begin(), has.end(), key.path.substr(params.size())) != has.end()) continue;
+    faults.invalid(
+        fmt::format("{}: no parameter of {}; remove it", settings.name(key.path), form->name));
+  }
+  constexpr const char* nesterov = "optimizer.params.nesterov";
+  if (!settings.given(nesterov) || !settings.boolean(nesterov)) return;
+  if (!sound(settings, "optimizer.params.momentum", "optimizer.params.dampening")) return;
+  if (settings.real("optimizer.params.momentum") > 0.0 &&
+      settings.real("optimizer.params.dampening") == 0.0) {
+    return;
+  }
+  faults.invalid(settings.name(nesterov) +
+                 ": got true, allowed with a momentum above 0 and no dampening; set momentum");
+}
+
 }  // namespace
 
 void check_rules(const Settings& settings, Faults& faults) {
@@ -104,6 +129,7 @@ void check_rules(const Settings& settings, Faults& faults) {
   check_offload(settings, "zero_optimization.offload_optimizer", "zero_optimization.cpu_offload", 1,
                 faults);
   check_scheduler(settings, faults);
+  check_optimizer(settings, faults);
 }
 
 }  // namespace artesian::zero3

@@ -18,19 +18,27 @@ namespace {
 constexpr std::uint64_t grain = 4096;
 constexpr std::uint64_t buffer_alignment = 64;
 
-constexpr std::array<SavedArrayFormat, 7> formats{
+constexpr std::array<SavedArrayFormat, saved_array_count> formats{
     {{"fp32", "master", "plain", "F32"},
      {"fp32_high", "master", "split-v1(high)", "BF16"},
      {"fp32_low", "master", "split-v1(low)", "I16"},
      {"exp_avg", "exp_avg", "plain", "F32"},
      {"exp_avg_sq", "exp_avg_sq", "plain", "F32"},
      {"exp_avg_sq_signed", "exp_avg_sq", "split-v1(tie)", "F32"},
-     {"weight", "weight", "plain", ""}}};
+     {"weight", "weight", "plain", ""},
+     {"momentum_buffer", "momentum_buffer", "plain", "F32"},
+     {"sum", "sum", "plain", "F32"},
+     {"sum_signed", "sum", "split-v1(tie)", "F32"},
+     {"square_avg", "square_avg", "plain", "F32"},
+     {"square_avg_signed", "square_avg", "split-v1(tie)", "F32"}}};
 
-constexpr std::array whole_arrays{SavedArray::Master, SavedArray::ExpAvg, SavedArray::ExpAvgSq};
-constexpr std::array split_arrays{SavedArray::MasterHigh, SavedArray::MasterLow, SavedArray::ExpAvg,
-                                  SavedArray::ExpAvgSqSigned};
-constexpr std::array frozen_arrays{SavedArray::Weight};
+SavedArray find_moment(std::string_view role, bool is_signed) noexcept {
+  const auto found = std::find_if(formats.begin(), formats.end(), [&](const auto& format) {
+    return format.role == role && (format.encoding != "plain") == is_signed;
+  });
+  ARTESIAN_CHECK(found != formats.end(), is_signed);
+  return static_cast<SavedArray>(found - formats.begin());
+}
 
 const SafetensorsType* type_of(SavedArray array, const SavedImage& image) noexcept {
   const SavedArrayFormat& format = format_of(array);
@@ -69,13 +77,23 @@ Result<SavedArray> find_saved_array(std::string_view name, std::string_view role
                         ": not known to this version; a newer one may read it");
 }
 
-std::span<const SavedArray> arrays_of(StateForm form) noexcept {
-  switch (form) {
-    case StateForm::Whole: return whole_arrays;
-    case StateForm::Split: return split_arrays;
-    case StateForm::Frozen: break;
-  }
-  return frozen_arrays;
+MomentKind moment_kind(SavedArray array) noexcept {
+  const SavedArrayFormat& format = format_of(array);
+  if (format.role == "master" || format.role == "weight") return MomentKind::None;
+  if (format.encoding != "plain") return MomentKind::SignedSquares;
+  const bool average = format.role == "exp_avg" || format.role == "momentum_buffer";
+  return average ? MomentKind::Average : MomentKind::Squares;
+}
+
+std::vector<SavedArray> arrays_of(const SavedImage& image) {
+  if (image.form == StateForm::Frozen) return {SavedArray::Weight};
+  const bool split = image.form == StateForm::Split;
+  std::vector<SavedArray> arrays{SavedArray::Master};
+  if (split) arrays = {SavedArray::MasterHigh, SavedArray::MasterLow};
+  const Moments& moments = image.moments;
+  if (!moments.average.empty()) arrays.push_back(find_moment(moments.average, false));
+  if (!moments.squares.empty()) arrays.push_back(find_moment(moments.squares, split));
+  return arrays;
 }
 
 std::uint64_t CheckpointLayout::file_bytes() const noexcept {
@@ -104,7 +122,7 @@ class CheckpointLayoutMaker {
   Result<void> add_image(const SavedImage& image) {
     check(image);
     layout_.arrays_.emplace_back();
-    for (const SavedArray array : arrays_of(image.form)) {
+    for (const SavedArray array : arrays_of(image)) {
       ARTESIAN_TRY_VOID(add_array(image, array));
     }
     return {};
@@ -272,7 +290,7 @@ Result<CheckpointLayout> make_checkpoint_layout(const std::vector<ParameterSpec>
 std::uint64_t checkpoint_data_bytes(const std::vector<SavedImage>& images) noexcept {
   std::uint64_t bytes = 0;
   for (const SavedImage& image : images) {
-    for (const SavedArray array : arrays_of(image.form)) {
+    for (const SavedArray array : arrays_of(image)) {
       bytes += image.count * (type_of(array, image)->bits / 8);
     }
   }

@@ -19,6 +19,7 @@
 #include "base/result.h"
 #include "base/safetensors_header.h"
 #include "tiering/snapshot_block.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/plan/model_shape.h"
 
 namespace artesian::zero3 {
@@ -32,29 +33,37 @@ enum class SavedArray : std::uint8_t {
   ExpAvgSq,        // "exp_avg_sq/NAME"
   ExpAvgSqSigned,  // "exp_avg_sq_signed/NAME": of split ones; the sign is a tie's
   Weight,          // "weight/NAME": a frozen parameter, in its own dtype
+  // Moments of other optimizers than Adam, by their names in torch.optim; Lion's is ExpAvg.
+  MomentumBuffer,
+  Sum,
+  SumSigned,
+  SquareAvg,
+  SquareAvgSigned,
 };
+inline constexpr std::size_t saved_array_count = 12;
 
 /// How the manifest describes an array: what it is part of, and how that is made of it.
 struct SavedArrayFormat {
   std::string_view name;
-  std::string_view role;      // "master", "exp_avg", "exp_avg_sq", "weight"
+  std::string_view role;      // "master", "weight", or a moment: "exp_avg", "sum"
   std::string_view encoding;  // "plain", "split-v1(high)", "split-v1(low)", "split-v1(tie)"
   std::string_view dtype;     // of the safetensors format; empty: F32, F16 or BF16
 };
 const SavedArrayFormat& format_of(SavedArray array) noexcept;
+/// What an array has of an optimizer's moments; None: it is no moment.
+enum class MomentKind : std::uint8_t { None, Average, Squares, SignedSquares };
+MomentKind moment_kind(SavedArray array) noexcept;
 /// The array of this name. Errors: Unsupported: role, encoding or dtype are not those of any that
 /// is known.
 Result<SavedArray> find_saved_array(std::string_view name, std::string_view role,
                                     std::string_view encoding, std::string_view dtype);
 
-/// The arrays of which a unit's state consists.
+/// The arrays of which a unit's state consists, besides moments.
 enum class StateForm : std::uint8_t {
-  Whole,   // fp32 master weights, in records or as parameters: Master, ExpAvg, ExpAvgSq
-  Split,   // MasterHigh, MasterLow, ExpAvg, ExpAvgSqSigned
-  Frozen,  // Weight
+  Whole,   // fp32 master weights, in records or as parameters: Master
+  Split,   // MasterHigh, MasterLow; squares are signed
+  Frozen,  // Weight, without moments
 };
-/// The arrays of a form, in the order in which they lie in the file.
-std::span<const SavedArray> arrays_of(StateForm form) noexcept;
 
 /// A unit's image, or the part of it that this rank has.
 struct SavedImage {
@@ -69,7 +78,10 @@ struct SavedImage {
   std::uint64_t sub_group = 0;          // elements, a multiple of 2048: what is written at once
   StateForm form = StateForm::Whole;
   DType frozen_dtype = DType::Float32;  // of Frozen
+  Moments moments{};                    // of Whole and Split
 };
+/// Its arrays, in the order in which they lie in the file.
+std::vector<SavedArray> arrays_of(const SavedImage& image);
 
 /// A module's buffer: not trained, of any dtype of the safetensors format.
 struct SavedBuffer {

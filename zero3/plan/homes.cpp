@@ -53,6 +53,8 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.param_dtype = config.param_dtype;
   plan.grad_dtype = config.grad_accum_dtype;
   plan.compute_dtype = request.compute_dtype;
+  plan.moments = moments_of(config.optimizer);
+  ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
   plan.params_cut = stage >= 3 && request.ranks > 1 && !request.whole_params;
   PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,

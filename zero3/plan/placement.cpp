@@ -46,13 +46,14 @@ std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const
 
 std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(unit < units.size(), unit, units.size());
+  const std::uint64_t kept = moments.count() * sizeof(float);
   switch (units[unit].master) {
-    case Master::Own: return 12;
-    case Master::Parameter: return 8;
-    case Master::Split: return 10;
+    case Master::Own: return kept + 4;
+    case Master::Parameter: return kept;
+    case Master::Split: return kept + 2;
     case Master::None: return 0;
   }
-  return 12;
+  return kept + 4;
 }
 
 std::uint64_t Placement::state_size_max() const noexcept {

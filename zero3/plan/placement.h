@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "tiering/route.h"
 #include "tiering/tier.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/plan/exchange_buffers.h"
 #include "zero3/plan/kept_inputs.h"
 #include "zero3/plan/layout.h"
@@ -58,6 +59,7 @@ struct Placement {
   DType param_dtype = DType::Float32;    // of the param shards
   DType grad_dtype = DType::Float32;     // of the accumulators
   DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
+  Moments moments{};                     // what the optimizer keeps beside weights, in fp32
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint64_t device_pool_bytes = 0;   // homes and slots
   // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which
@@ -100,7 +102,7 @@ struct Placement {
   /// Bytes of gradients of the stage with most, of those that are not on a separate device.
   std::uint64_t largest_stage_grad_bytes() const noexcept;
   /// Bytes of optimizer state for each element, of a unit and the most of any; and those of one
-  /// sub-group's record: [exp_avg, exp_avg_sq, what is kept of the master weights].
+  /// sub-group's record: [average, squares, what is kept of the master weights].
   std::uint64_t state_size(std::uint32_t unit) const noexcept;
   std::uint64_t state_size_max() const noexcept;
   std::uint64_t record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept;

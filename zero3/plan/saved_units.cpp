@@ -22,6 +22,7 @@ SavedUnits units_that_are(const Placement& placement, bool trainable, std::uint6
                  : placement.units[index].master == Master::Split ? StateForm::Split
                                                                   : StateForm::Whole;
     image.frozen_dtype = placement.param_dtype;
+    image.moments = placement.moments;
     saved.image_of[index] = saved.images.size();
     saved.units.push_back(index);
     saved.images.push_back(std::move(image));

@@ -34,15 +34,26 @@ Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, D
   return {};
 }
 
+/// An element of split master weights; a moment of zero where there are no squares.
+kernels::JoinedMaster join_at(const SubGroup& group, const std::uint16_t* high, std::uint64_t at) {
+  const float square = group.exp_avg_sq == nullptr ? 0.0f : group.exp_avg_sq[at];
+  return kernels::join_master({high[at], group.master_low[at], square});
+}
+
 /// A part of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)` on one piece
-/// after the other; the moments of frozen parameters are null. `dtype`: of what is stored.
+/// after the other; moments that there are not are null. `dtype`: of what is stored.
 template <typename Visit>
 Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dtype,
                             const Visit& visit) {
-  if (group.exp_avg == nullptr) return for_each_frozen_piece(group, part, dtype, visit);
+  const bool split = group.master_low != nullptr;
+  if (group.master == nullptr && !split) return for_each_frozen_piece(group, part, dtype, visit);
+  const auto at = [](const float* moment, std::uint64_t element) {
+    return moment == nullptr ? nullptr : moment + element;
+  };
   const std::uint64_t first = part.group_first;
-  if (group.master_low == nullptr) {
-    return visit(group.master + first, group.exp_avg + first, group.exp_avg_sq + first, part.count);
+  if (!split) {
+    return visit(group.master + first, at(group.exp_avg, first), at(group.exp_avg_sq, first),
+                 part.count);
   }
   const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
   const auto count_max = static_cast<std::size_t>(std::min(part.count, slice));
@@ -52,27 +63,28 @@ Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dt
     const std::uint64_t begin = first + done;
     const std::uint64_t count = std::min<std::uint64_t>(count_max, part.count - done);
     for (std::uint64_t index = 0; index < count; ++index) {
-      const auto joined = kernels::join_master(
-          {high[begin + index], group.master_low[begin + index], group.exp_avg_sq[begin + index]});
+      const auto joined = join_at(group, high, begin + index);
       master[index] = joined.master;
       exp_avg_sq[index] = joined.exp_avg_sq;
     }
-    ARTESIAN_TRY_VOID(visit(master.data(), group.exp_avg + begin, exp_avg_sq.data(), count));
+    const float* squares = group.exp_avg_sq == nullptr ? nullptr : exp_avg_sq.data();
+    ARTESIAN_TRY_VOID(visit(master.data(), at(group.exp_avg, begin), squares, count));
   }
   return {};
 }
 
-/// Elements of a sub-group from `begin` on become these master weights, beside second moments that
-/// are there.
+/// Elements of a sub-group from `begin` on become these master weights, beside squares that are
+/// there; where there are none, the weights are settled (kernels::settle_tie).
 void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
   auto* high = reinterpret_cast<std::uint16_t*>(group.param);
-  ARTESIAN_CHECK(high != nullptr && group.master_low != nullptr && group.exp_avg_sq != nullptr);
+  ARTESIAN_CHECK(high != nullptr && group.master_low != nullptr, group.unit);
   ARTESIAN_CHECK(begin + masters.size() <= group.count, begin, masters.size(), group.count);
   for (const float master : masters) {
-    const auto split = kernels::split_master(master, group.exp_avg_sq[begin]);
+    float* square = group.exp_avg_sq == nullptr ? nullptr : group.exp_avg_sq + begin;
+    const auto split = kernels::split_master(master, square == nullptr ? 0.0f : *square);
     high[begin] = split.high;
-    group.master_low[begin] = split.low;
-    group.exp_avg_sq[begin++] = split.exp_avg_sq;
+    group.master_low[begin++] = split.low;
+    if (square != nullptr) *square = split.exp_avg_sq;
   }
 }
 
@@ -115,11 +127,22 @@ void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin,
   if (kept != Master::Split) return;
   const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
   for (std::uint64_t at = begin; float& value : master) {
-    const auto joined =
-        kernels::join_master({high[at], group.master_low[at], group.exp_avg_sq[at]});
+    const auto joined = join_at(group, high, at);
     value = joined.master;
-    group.exp_avg_sq[at++] = joined.exp_avg_sq;
+    if (group.exp_avg_sq != nullptr) group.exp_avg_sq[at] = joined.exp_avg_sq;
+    ++at;
   }
+}
+
+/// True if master weights are settled: Note [Without a bit] in kernels/split_master.h.
+bool Optimizer::settles() const noexcept {
+  const Placement& plan = state_.placement();
+  return plan.param_dtype == DType::BFloat16 && plan.moments.squares.empty();
+}
+
+void Optimizer::settle_ties(std::span<float> masters) const noexcept {
+  if (!settles()) return;
+  for (float& each : masters) each = kernels::settle_tie(each);
 }
 
 /// Fills one slice of a sub-group: elements [begin, end) of it, but of what the source keeps.
@@ -136,9 +159,8 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
   const auto count = static_cast<std::size_t>(end - begin);
   std::vector<float> whole(apart ? count : 0);
   const std::span<float> master{apart ? whole.data() : group.master + begin, count};
-  const bool has_moments = kept != Master::None;
   const auto moments = [&](float* moment) {
-    return has_moments ? std::span<float>(moment + begin, count) : std::span<float>();
+    return moment != nullptr ? std::span<float>(moment + begin, count) : std::span<float>();
   };
   const std::array<std::span<float>, 3> arrays{master, moments(group.exp_avg),
                                                moments(group.exp_avg_sq)};
@@ -159,6 +181,7 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
     ARTESIAN_TRY_VOID(source.read(parameter, inside.parameter_first, of(arrays[0]), of(arrays[1]),
                                   of(arrays[2])));
   }
+  if (kept != Master::None) settle_ties(master);
   if (kept == Master::Split) store_split(group, begin, whole);
   if (kept == Master::Own || kept == Master::None) {
     static_cast<void>(kernels::narrow(master.data(),
@@ -258,7 +281,9 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
                                          std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
   ARTESIAN_CHECK(begin < group.count, begin, group.count);
-  ARTESIAN_CHECK(group.grad != nullptr && group.exp_avg != nullptr, group.unit, group.index);
+  ARTESIAN_CHECK(group.grad != nullptr, group.unit, group.index);
+  ARTESIAN_CHECK((group.exp_avg == nullptr) == plan.moments.average.empty(), group.unit);
+  ARTESIAN_CHECK((group.exp_avg_sq == nullptr) == plan.moments.squares.empty(), group.unit);
   kernels::AdamArrays arrays;
   const Master kept = plan.units[group.unit].master;
   if (kept == Master::Split) {
@@ -266,8 +291,8 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
   } else {
     arrays.param = group.master + begin;
   }
-  arrays.exp_avg = group.exp_avg + begin;
-  arrays.exp_avg_sq = group.exp_avg_sq + begin;
+  if (group.exp_avg != nullptr) arrays.exp_avg = group.exp_avg + begin;
+  if (group.exp_avg_sq != nullptr) arrays.exp_avg_sq = group.exp_avg_sq + begin;
   arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
   arrays.grad_dtype = plan.grad_dtype;
   if (kept != Master::Parameter) {
@@ -283,8 +308,10 @@ void Optimizer::fix(std::uint32_t unit) {
   cuts.clear();
   for (const auto parameter : state_.layout().units[unit].parameters) {
     const ParameterPlace& place = state_.layout().places[parameter];
-    std::optional<kernels::AdamStep> step;
-    if (updates(parameter)) step = make_adam_step(constants_, place.group, counts_[parameter] + 1);
+    std::optional<kernels::UpdateStep> step;
+    if (updates(parameter)) {
+      step = make_update_step(constants_, place.group, counts_[parameter] + 1);
+    }
     ARTESIAN_CHECK(cuts.empty() || place.first > cuts.back().first, place.first);
     if (cuts.empty() || cuts.back().constants != step) {
       cuts.push_back({cuts.empty() ? 0 : place.first, step});
@@ -314,7 +341,7 @@ void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
   for (std::uint64_t from = begin; from < end;) {
     const Part part = part_at(group, from, end);
     if (part.constants.has_value()) {
-      kernels::adam_step(arrays_of(group, from), part.end - from, *part.constants);
+      kernels::update(arrays_of(group, from), part.end - from, *part.constants);
     } else {
       keep_param(group, from, part.end);
     }
@@ -347,7 +374,8 @@ void Optimizer::copy_old(const SubGroup& group, std::uint64_t begin, std::uint64
   std::byte* old = state_.old_state(group.unit, group.index);
   if (old == nullptr) return;
   const auto copy = [&](void* array, std::uint64_t size) {
-    ARTESIAN_CHECK(array != nullptr && end <= group.count, group.unit, group.index, end);
+    if (array == nullptr) return;
+    ARTESIAN_CHECK(end <= group.count, group.unit, group.index, end);
     std::byte* const now = static_cast<std::byte*>(array) + begin * size;
     std::byte* const then = old + begin * size;
     std::memcpy(way == Copy::ToOld ? then : now, way == Copy::ToOld ? now : then,
@@ -400,7 +428,7 @@ Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
 /// call, of all sub-groups.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(!step_under_way() && state_.placement().units[unit].updated_on_device());
-  std::vector<std::pair<kernels::AdamStep, std::vector<kernels::AdamPiece>>> calls;
+  std::vector<std::pair<kernels::UpdateStep, std::vector<kernels::AdamPiece>>> calls;
   const std::uint64_t count = state_.placement().sub_group_count(unit);
   for (std::uint64_t index = 0; index < count; ++index) {
     const SubGroup group = stream_.at_home(unit, index);
@@ -416,7 +444,7 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
     }
   }
   for (const auto& [constants, pieces] : calls) {
-    ARTESIAN_TRY_VOID(state_.device().adam_steps(tiering::Queue::Compute, pieces, constants));
+    ARTESIAN_TRY_VOID(state_.device().update_steps(tiering::Queue::Compute, pieces, constants));
   }
   for (std::uint64_t index = 0; index < count; ++index) {
     const SubGroup group = stream_.at_home(unit, index);
@@ -580,18 +608,20 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
         parameter,
         [&](const float* p, const float* m, const float* v, std::uint64_t count) -> Result<void> {
           master.update(p, count * 4);
-          if (m == nullptr) return {};
-          exp_avg.update(m, count * 4);
-          exp_avg_sq.update(v, count * 4);
+          if (m != nullptr) exp_avg.update(m, count * 4);
+          if (v != nullptr) exp_avg_sq.update(v, count * 4);
           return {};
         }));
     total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
-    const std::array<const kernels::Digest*, 3> parts{&master, &exp_avg, &exp_avg_sq};
+    const Moments& kept = state_.placement().moments;
     const bool trainable = state_.layout().units[place.unit].trainable;
-    for (const kernels::Digest* part : std::span(parts).first(trainable ? 3 : 1)) {
-      const std::string hex = part->hex();
+    const auto add = [&](const kernels::Digest& part) {
+      const std::string hex = part.hex();
       total.update(hex.data(), hex.size());
-    }
+    };
+    add(master);
+    if (trainable && !kept.average.empty()) add(exp_avg);
+    if (trainable && !kept.squares.empty()) add(exp_avg_sq);
   }
   ARTESIAN_TRY_VOID(state_.ring().finish());
   return total.hex();
@@ -600,8 +630,14 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
 Result<void> Optimizer::check_kind(std::uint32_t parameter, StateKind kind) const {
   ARTESIAN_CHECK(parameter < state_.layout().places.size(), parameter);
   const Unit& unit = state_.layout().units[state_.layout().places[parameter].unit];
-  if (kind == StateKind::Master || unit.trainable) return {};
-  return make_error(ErrorCode::Invalid, unit.name + ": a frozen parameter has no moments");
+  if (kind == StateKind::Master) return {};
+  if (!unit.trainable) {
+    return make_error(ErrorCode::Invalid, unit.name + ": a frozen parameter has no moments");
+  }
+  const Moments& kept = state_.placement().moments;
+  if (!(kind == StateKind::ExpAvg ? kept.average : kept.squares).empty()) return {};
+  return make_error(ErrorCode::Invalid, unit.name + ": the optimizer keeps no such moment, only " +
+                                            std::string(kept.average) + std::string(kept.squares));
 }
 
 Result<void> Optimizer::read_state(
@@ -624,7 +660,8 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
   const Placement& plan = state_.placement();
   const bool split = group.master_low != nullptr;
   ARTESIAN_CHECK(first + values.size() <= group.count, first, values.size(), group.count);
-  ARTESIAN_CHECK(kind == StateKind::Master || group.exp_avg != nullptr);
+  const float* moment = kind == StateKind::ExpAvg ? group.exp_avg : group.exp_avg_sq;
+  ARTESIAN_CHECK(kind == StateKind::Master || moment != nullptr, group.unit);
   if (split && kind == StateKind::ExpAvgSq) {  // whose sign is a bit of the weight
     const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
     for (std::uint64_t at = first; const float value : values) {
@@ -636,11 +673,14 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
   } else if (kind == StateKind::ExpAvg) {
     std::copy(values.begin(), values.end(), group.exp_avg + first);
   } else if (split) {
-    store_split(group, first, values);
+    std::vector<float> masters(values.begin(), values.end());
+    settle_ties(masters);
+    store_split(group, first, masters);
   } else if (kind == StateKind::ExpAvgSq) {
     std::copy(values.begin(), values.end(), group.exp_avg_sq + first);
   } else if (group.master != nullptr) {
     std::copy(values.begin(), values.end(), group.master + first);
+    settle_ties({group.master + first, values.size()});
   } else {
     static_cast<void>(kernels::narrow(values.data(),
                                       group.param + first * dtype_size(plan.param_dtype),

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "comm/group.h"
-#include "kernels/adam.h"
+#include "kernels/update.h"
 #include "tiering/residency.h"
 #include "zero3/flow/update_flow.h"
 #include "zero3/step/parameter_groups.h"
@@ -45,7 +45,8 @@ struct OptimizerOptions {
   comm::Group* group = nullptr;  // of several ranks, whose shares these are; null with one
 };
 
-/// A value that the optimizer keeps of each element.
+/// A value that the optimizer keeps of each element: ExpAvg is its average and ExpAvgSq its
+/// squares, whatever it calls them (Placement::moments).
 enum class StateKind : std::uint8_t { Master, ExpAvg, ExpAvgSq };
 
 class Optimizer : public UpdateFlow<Optimizer> {
@@ -77,11 +78,12 @@ class Optimizer : public UpdateFlow<Optimizer> {
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
   /// Goes on counting from these, one for each parameter. Between steps, with no update pending.
   void restore_counts(std::vector<std::uint64_t> counts) noexcept;
-  /// XXH3-128 over names, master weights and both moments, of frozen parameters over names and what
-  /// they are in fp32, in parameter order: the same for every placement. Errors: Io, Corrupt,
-  /// Timeout.
+  /// XXH3-128 over names, master weights and the moments that there are, of frozen parameters over
+  /// names and what they are in fp32, in parameter order: the same for every placement. Errors: Io,
+  /// Corrupt, Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
-  /// Checks that the parameter has that kind of state. Errors: Invalid (moments of a frozen one).
+  /// Checks that the parameter has that kind of state. Errors: Invalid (moments of a frozen one, or
+  /// one that the optimizer does not keep).
   Result<void> check_kind(std::uint32_t parameter, StateKind kind) const;
   /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces.
   /// The weights of a frozen parameter are what it is in fp32. Errors: check_kind's, the
@@ -126,19 +128,21 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Result<void> for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept;
   Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
+  bool settles() const noexcept;
+  void settle_ties(std::span<float> masters) const noexcept;
   void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> master) noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
   struct Cut {
     std::uint64_t first = 0;
-    std::optional<kernels::AdamStep> constants;
+    std::optional<kernels::UpdateStep> constants;
   };
   bool updates(std::uint32_t parameter) const {
     return !options_.updates || options_.updates(parameter);
   }
   struct Part {
     std::uint64_t end;  // element of the sub-group
-    const std::optional<kernels::AdamStep>& constants;
+    const std::optional<kernels::UpdateStep>& constants;
   };
   Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;

@@ -30,15 +30,19 @@ std::string name_of(std::size_t group) {
   return fmt::format("groups[{}]", group);
 }
 
+Result<void> check_range(const Range& range, const std::string& where) {
+  if (!range.value.has_value() || (*range.value >= 0.0 && *range.value < range.below)) return {};
+  const std::string allowed = range.below == 1.0 ? "0 to 1 exclusive" : "0 and more";
+  return make_error(ErrorCode::Invalid, where + "." + range.key + ": got " + text_of(*range.value) +
+                                            ", allowed " + allowed);
+}
+
 Result<void> check_ranges(const GroupOptions& group, const std::string& where) {
   for (const Range& range :
        {Range{"lr", group.lr, any}, Range{"weight_decay", group.weight_decay, any},
         Range{"beta1", group.beta1, 1.0}, Range{"beta2", group.beta2, 1.0},
         Range{"eps", group.eps, any}}) {
-    if (!range.value.has_value() || (*range.value >= 0.0 && *range.value < range.below)) continue;
-    const std::string allowed = range.below == 1.0 ? "0 to 1 exclusive" : "0 and more";
-    return make_error(ErrorCode::Invalid, where + "." + range.key + ": got " +
-                                              text_of(*range.value) + ", allowed " + allowed);
+    ARTESIAN_TRY_VOID(check_range(range, where));
   }
   return {};
 }
@@ -52,6 +56,17 @@ Result<void> check_group(const GroupOptions& group, const std::string& where,
                           " where optimizer.params.lr is 0; a group's rate is a multiple of that");
   }
   return {};
+}
+
+kernels::Rule rule_of(OptimizerType type) noexcept {
+  switch (type) {
+    case OptimizerType::Adam: break;
+    case OptimizerType::Sgd: return kernels::Rule::Sgd;
+    case OptimizerType::Adagrad: return kernels::Rule::Adagrad;
+    case OptimizerType::RmsProp: return kernels::Rule::RmsProp;
+    case OptimizerType::Lion: return kernels::Rule::Lion;
+  }
+  return kernels::Rule::Adam;
 }
 
 }  // namespace
@@ -85,6 +100,10 @@ Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t co
                              .beta2 = group.beta2,
                              .eps = group.eps};
     ARTESIAN_TRY_VOID(check_ranges(given, name_of(index)));
+    for (const Range& range :
+         {Range{"dampening", group.dampening, any}, Range{"lr_decay", group.lr_decay, any}}) {
+      ARTESIAN_TRY_VOID(check_range(range, name_of(index)));
+    }
   }
   return {};
 }
@@ -93,6 +112,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                                   std::span<const GroupOptions> groups, double lr,
                                   double grad_multiplier) {
   StepConstants constants;
+  constants.type = config.type;
   constants.mode = config.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
   constants.bias_correction = config.bias_correction;
   constants.grad_multiplier = grad_multiplier;
@@ -100,33 +120,57 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                          .weight_decay = config.weight_decay,
                          .beta1 = config.beta1,
                          .beta2 = config.beta2,
-                         .eps = config.eps};
+                         .eps = config.eps,
+                         .dampening = config.dampening,
+                         .nesterov = config.nesterov,
+                         .lr_decay = config.lr_decay};
   if (groups.empty()) constants.groups.push_back(common);
   for (const GroupOptions& group : groups) {
     const bool moved = group.lr.has_value() && *group.lr != config.lr;
     ARTESIAN_CHECK(!moved || config.lr != 0.0, *group.lr);  // check_groups() has seen to it
-    constants.groups.push_back({.lr = moved ? lr * (*group.lr / config.lr) : lr,
-                                .weight_decay = group.weight_decay.value_or(config.weight_decay),
-                                .beta1 = group.beta1.value_or(config.beta1),
-                                .beta2 = group.beta2.value_or(config.beta2),
-                                .eps = group.eps.value_or(config.eps)});
+    GroupStep step = common;
+    step.lr = moved ? lr * (*group.lr / config.lr) : lr;
+    step.weight_decay = group.weight_decay.value_or(config.weight_decay);
+    step.beta1 = group.beta1.value_or(config.beta1);
+    step.beta2 = group.beta2.value_or(config.beta2);
+    step.eps = group.eps.value_or(config.eps);
+    constants.groups.push_back(step);
   }
   return constants;
 }
 
-kernels::AdamStep make_adam_step(const StepConstants& constants, std::uint32_t group,
-                                 std::uint64_t count) noexcept {
+kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32_t group,
+                                     std::uint64_t count) noexcept {
   ARTESIAN_CHECK(group < constants.groups.size() && count != 0, group, count);
   const GroupStep& given = constants.groups[group];
-  kernels::AdamStep step;
-  step.mode = constants.mode;
-  step.learning_rate = static_cast<float>(given.lr);
-  step.beta1 = static_cast<float>(given.beta1);
-  step.beta2 = static_cast<float>(given.beta2);
-  step.epsilon = static_cast<float>(given.eps);
-  step.weight_decay = static_cast<float>(given.weight_decay);
-  step.grad_multiplier = static_cast<float>(constants.grad_multiplier);
-  return kernels::make_adam_step(step, count, constants.bias_correction);
+  kernels::UpdateStep step{.rule = rule_of(constants.type)};
+  kernels::AdamStep& common = step.constants;
+  common.mode = constants.mode;
+  common.learning_rate = static_cast<float>(given.lr);
+  common.beta1 = static_cast<float>(given.beta1);
+  common.beta2 = static_cast<float>(given.beta2);
+  common.epsilon = static_cast<float>(given.eps);
+  common.weight_decay = static_cast<float>(given.weight_decay);
+  common.grad_multiplier = static_cast<float>(constants.grad_multiplier);
+  switch (step.rule) {
+    case kernels::Rule::Adam:
+      common = kernels::make_adam_step(common, count, constants.bias_correction);
+      break;
+    case kernels::Rule::Sgd:  // the first gradient is the momentum
+      step.nesterov = given.nesterov;
+      if (count > 1 && given.beta1 != 0.0) {
+        step.grad_share = static_cast<float>(1.0 - given.dampening);
+      }
+      break;
+    case kernels::Rule::Adagrad: {
+      const double decay = 1.0 + static_cast<double>(count - 1) * given.lr_decay;
+      common.learning_rate = static_cast<float>(given.lr / decay);
+      break;
+    }
+    case kernels::Rule::RmsProp:
+    case kernels::Rule::Lion: break;
+  }
+  return step;
 }
 
 }  // namespace artesian::zero3

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "kernels/adam.h"
+#include "kernels/update.h"
 #include "zero3/config/config.h"
 #include "zero3/plan/model_shape.h"
 
@@ -21,7 +21,7 @@ struct GroupOptions {
   /// lr / optimizer.params.lr times what the schedule says, so a warm-up warms it up, too.
   std::optional<double> lr{};
   std::optional<double> weight_decay{};
-  std::optional<double> beta1{};
+  std::optional<double> beta1{};  // as in OptimizerConfig: of some, momentum
   std::optional<double> beta2{};
   std::optional<double> eps{};
 };
@@ -44,6 +44,9 @@ struct GroupStep {
   double beta1 = 0.0;
   double beta2 = 0.0;
   double eps = 0.0;
+  double dampening = 0.0;
+  bool nesterov = false;
+  double lr_decay = 0.0;
 
   bool operator==(const GroupStep&) const = default;
 };
@@ -56,6 +59,7 @@ Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t co
 /// the step is decided, whatever becomes of the options while the update is under way.
 struct StepConstants {
   std::vector<GroupStep> groups;  // by ParameterSpec::group
+  OptimizerType type = OptimizerType::Adam;
   kernels::AdamMode mode = kernels::AdamMode::AdamW;
   bool bias_correction = true;
   double grad_multiplier = 1.0;  // of every gradient, before anything else
@@ -67,7 +71,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                                   double grad_multiplier);
 
 /// Constants of the kernel for a parameter of this group that gets its `count`-th update, from 1.
-kernels::AdamStep make_adam_step(const StepConstants& constants, std::uint32_t group,
-                                 std::uint64_t count) noexcept;
+kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32_t group,
+                                     std::uint64_t count) noexcept;
 
 }  // namespace artesian::zero3

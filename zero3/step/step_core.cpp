@@ -487,7 +487,7 @@ StepConstants StepCore::step_constants(double learning_rate, double multiplier) 
   const auto& cycle = config_.scheduler.cycle;
   const auto betas =
       betas_between(config_.scheduler, cycle.min_momentum, cycle.max_momentum, updates_);
-  if (betas.has_value()) {
+  if (betas.has_value() && has_betas(config_.optimizer)) {
     for (GroupStep& group : constants.groups) {
       group.beta1 = betas->beta1;
       group.beta2 = betas->beta2;

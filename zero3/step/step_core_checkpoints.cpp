@@ -1,4 +1,6 @@
 // The part of StepCore that saves what it is, and becomes what was saved.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -12,6 +14,21 @@ namespace {
 
 void say_other(const std::string& why, const std::string& other) {
   log(LogLevel::Warning, "load_checkpoint: " + why + "; going on from " + other);
+}
+
+/// Moments of one optimizer are none of another.
+Result<void> check_same_optimizer(const CheckpointManifest& manifest, const OptimizerConfig& config,
+                                  const std::string& directory) {
+  for (const SavedGroup& group : manifest.groups) {
+    const OptimizerForm* saved = find_optimizer(group.optimizer);
+    if (group.parameters.empty() || (saved != nullptr && saved->type == config.type)) continue;
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("checkpoint in {}: got the optimizer {}, allowed {}, as optimizer.type; set it "
+                    "to the checkpoint's, or load weights without optimizer states",
+                    directory, group.optimizer, saved_name(config)));
+  }
+  return {};
 }
 
 }  // namespace
@@ -56,7 +73,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
   const StepConstants constants = step_constants(last_rate_.value_or(scheduled_rate()), 1.0);
   std::vector<SavedGroup> groups;
   for (const GroupStep& group : constants.groups) {
-    groups.push_back({.optimizer = config_.optimizer.decoupled_decay ? "adamw" : "adam",
+    groups.push_back({.optimizer = saved_name(config_.optimizer),
                       .beta1 = group.beta1,
                       .beta2 = group.beta2,
                       .eps = group.eps,
@@ -249,6 +266,9 @@ Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
       CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest);
   ARTESIAN_TRY_VOID(agree_on(opened, "a checkpoint to go on from"));
   const auto load = std::move(opened).value();
+  if (load->optimizer_states()) {
+    ARTESIAN_TRY_VOID(check_same_optimizer(load->manifest(), config_.optimizer, request.directory));
+  }
   if (step_state_ == StepState::Ready) {
     ARTESIAN_TRY_VOID(remember(complete_pending()));
     ARTESIAN_TRY_VOID(remember(prefetcher_->drop_all()));

@@ -35,11 +35,6 @@ std::uint64_t SubGroupStream::grad_offset() const noexcept {
   return param_offset() + state_.placement().sub_group * dtype_size(state_.placement().param_dtype);
 }
 
-/// Blocks of a record, each of one array.
-std::uint64_t SubGroupStream::record_blocks(std::uint32_t unit) const noexcept {
-  return state_.placement().units[unit].master == Master::Parameter ? 2 : 3;
-}
-
 /// Between the shard's home and the host, which works on it.
 Route SubGroupStream::route(ShardId id) const noexcept {
   return state_.placement().host_route(state_.store().shard(id).home);
@@ -92,9 +87,13 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   const Master master = plan.units[task.unit].master;
   if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
   if (record == nullptr) return group;
-  group.exp_avg = record;
-  group.exp_avg_sq = record + group.count;
-  float* rest = group.exp_avg_sq + group.count;
+  float* rest = record;
+  const auto next = [&](std::string_view moment) -> float* {
+    if (moment.empty()) return nullptr;
+    return std::exchange(rest, rest + group.count);
+  };
+  group.exp_avg = next(plan.moments.average);
+  group.exp_avg_sq = next(plan.moments.squares);
   if (master == Master::Own) group.master = rest;
   if (master == Master::Split) group.master_low = reinterpret_cast<std::uint16_t*>(rest);
   return group;
@@ -130,18 +129,19 @@ Result<void> SubGroupStream::read(const Task& task, StagingItem& item) noexcept 
   return start(state_.grad(task.unit), group.share_first * size, group.count * size, grad_offset());
 }
 
-/// The record of a sub-group's optimizer state, and its parameter.
+/// The record of a sub-group's optimizer state, a block each array, and its parameter.
 void SubGroupStream::list_state(const SubGroup& group, bool with_param,
                                 GroupBlocks& blocks) const noexcept {
   if (frozen(group.unit)) return list_param(group, blocks);
   const Placement& plan = state_.placement();
   const ShardId record = state_.optimizer(group.unit, group.index);
-  const bool split = plan.units[group.unit].master == Master::Split;
-  blocks.list(record, 0, group.exp_avg, 4);
-  blocks.list(record, 1, group.exp_avg_sq, 4);
-  if (record_blocks(group.unit) == 3) {
-    blocks.list(record, 2, group.exp_avg_sq + group.count, split ? 2 : 4);
+  const Master master = plan.units[group.unit].master;
+  std::uint64_t block = 0;
+  for (float* moment : {group.exp_avg, group.exp_avg_sq}) {
+    if (moment != nullptr) blocks.list(record, block++, moment, 4);
   }
+  if (master == Master::Split) blocks.list(record, block, group.master_low, 2);
+  if (master == Master::Own) blocks.list(record, block, group.master, 4);
   if (with_param) list_param(group, blocks);
 }
 

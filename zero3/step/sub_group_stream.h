@@ -39,10 +39,10 @@ struct SubGroup {
   std::uint64_t share_first = 0;
   std::uint64_t image_first = 0;
   std::uint64_t count = 0;
-  float* master = nullptr;      // [count]; with fp32 parameters: the parameters themselves; of
-                                // frozen ones null, as are moments and gradient: `param` is all
-  float* exp_avg = nullptr;     // [count]
-  float* exp_avg_sq = nullptr;  // [count]
+  float* master = nullptr;   // [count]; with fp32 parameters: the parameters themselves; of
+                             // frozen ones null, as are moments and gradient: `param` is all
+  float* exp_avg = nullptr;  // [count]: the optimizer's average, as AdamArrays; null: it has none
+  float* exp_avg_sq = nullptr;  // [count]: its squares, likewise
   /// [count]: where master weights are split (kernels/split_master.h), `master` is null, `param`
   /// has their upper halves, this the lower ones, and the sign of `exp_avg_sq` is their bit.
   std::uint16_t* master_low = nullptr;
@@ -155,7 +155,6 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   Result<void> write_param(const SubGroup& group, tiering::StagingItem& item) noexcept;
   void write_grad(const SubGroup& group, tiering::StagingItem& item) noexcept;
   tiering::Route route(tiering::ShardId id) const noexcept;
-  std::uint64_t record_blocks(std::uint32_t unit) const noexcept;
   bool frozen(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].master == Master::None;
   }

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from artesian.checkpoint.exports import Spool, buffers, groups, step_of
+from artesian.checkpoint.exports import Spool, buffers, check_adam, groups, step_of
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused
 
@@ -53,6 +53,7 @@ def export_dcp(source: Path, out: Path, tag: str | None) -> str:
     import torch.distributed.checkpoint as dcp
 
     checkpoint = Checkpoint(source, tag)
+    check_adam(checkpoint)
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out}: it is not empty")
     out.mkdir(parents=True, exist_ok=True)

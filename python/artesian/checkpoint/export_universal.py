@@ -17,7 +17,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from artesian.checkpoint.exports import ARRAYS, buffers, groups, in_memory, step_of
+from artesian.checkpoint.exports import (
+    ARRAYS,
+    buffers,
+    check_adam,
+    groups,
+    in_memory,
+    step_of,
+)
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused, shown
 
@@ -124,6 +131,7 @@ def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool)
     import torch
 
     checkpoint = Checkpoint(source, tag)
+    check_adam(checkpoint)
     _check(checkpoint)
     target = out / checkpoint.tag
     if target.exists():

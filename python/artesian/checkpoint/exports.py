@@ -12,6 +12,8 @@ from artesian.checkpoint.zero_to_fp32 import (
     Bytes,
     Checkpoint,
     Floats,
+    Refused,
+    shown,
     torch_tensor,
 )
 
@@ -85,6 +87,16 @@ def buffers(checkpoint: Checkpoint) -> dict[str, Any]:
         buffer.name: torch_tensor(checkpoint.buffer(buffer), buffer.dtype, buffer.shape)
         for buffer in checkpoint.manifest.buffers
     }
+
+
+def check_adam(checkpoint: Checkpoint) -> None:
+    """The formats that are exported to are read for Adam's moments."""
+    for group in checkpoint.manifest.raw["groups"]:
+        if group["parameters"] and group["optimizer"] not in ("adam", "adamw"):
+            raise Refused(
+                f"{checkpoint.path}: got the optimizer {shown(group['optimizer'])}, allowed adam "
+                "and adamw; zero_to_fp32.py writes the weights alone"
+            )
 
 
 def groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:

@@ -51,7 +51,16 @@ ARRAYS = {
     "exp_avg_sq": ("exp_avg_sq", "plain", ("F32",)),
     "exp_avg_sq_signed": ("exp_avg_sq", "split-v1(tie)", ("F32",)),
     "weight": ("weight", "plain", ("F32", "F16", "BF16")),
+    "momentum_buffer": ("momentum_buffer", "plain", ("F32",)),
+    "sum": ("sum", "plain", ("F32",)),
+    "sum_signed": ("sum", "split-v1(tie)", ("F32",)),
+    "square_avg": ("square_avg", "plain", ("F32",)),
+    "square_avg_signed": ("square_avg", "split-v1(tie)", ("F32",)),
 }
+# What an optimizer's squares are called. Without squares split weights have no bit of a tie: they
+# are never at one that was rounded down.
+SQUARES = ("exp_avg_sq", "sum", "square_avg")
+WITH_SQUARES = ("adam", "adamw", "adagrad", "rmsprop")
 
 
 class Refused(Exception):
@@ -361,8 +370,13 @@ def _check_whole(manifest: Manifest, index: int) -> None:
             at += count
         if at != parameter.numel:
             raise Damaged(f"{what}: of {name} {at} elements are there, of {parameter.numel}")
-    if ("fp32_high" in arrays) != ("fp32_low" in arrays and "exp_avg_sq_signed" in arrays):
+    high, tied = "fp32_high" in arrays, any(f"{name}_signed" in arrays for name in SQUARES)
+    groups = manifest.raw.get("groups", [])
+    needs = any(index in g["parameters"] and g["optimizer"] in WITH_SQUARES for g in groups)
+    if high != ("fp32_low" in arrays) or (tied and not high) or (high and needs and not tied):
         raise Damaged(f"{what}: its master weights are split, and not all halves are there")
+    if high and any(name in arrays for name in SQUARES):
+        raise Damaged(f"{what}: its master weights are split, and its squares have no sign")
     forms = sum(name in arrays for name in ("fp32", "fp32_high", "weight"))
     absent = parameter.numel == 0 or parameter.name in manifest.excluded
     if forms > 1 or (forms == 0 and not absent):
@@ -496,7 +510,7 @@ def widened(values: Bytes, dtype: str) -> Floats:
 
 
 def join_master(high: Bytes, low: Bytes, signed: Bytes) -> Floats:
-    """fp32 weights of their bf16 halves, their low bits, and the second moment with a tie's bit."""
+    """fp32 weights of their bf16 halves, their low bits, and the squares with a tie's bit."""
     above = low.view("<i2").astype("<i4").view("<u4")
     rounded = high.view("<u2").astype("<u4") + (signed.view("<u4") >> np.uint32(31))
     return ((rounded << np.uint32(16)) + above).view("<f4")
@@ -555,8 +569,12 @@ class Checkpoint:
         """Weights as fp32: master weights, or those of a frozen parameter."""
         arrays = self.manifest.arrays[index]
         if "fp32_high" in arrays:
-            names = ("fp32_high", "fp32_low", "exp_avg_sq_signed")
-            return join_master(*(self.read_array(index, name, first, count) for name in names))
+            high = self.read_array(index, "fp32_high", first, count)
+            low = self.read_array(index, "fp32_low", first, count)
+            signed = next((f"{s}_signed" for s in SQUARES if f"{s}_signed" in arrays), None)
+            no_bits = np.zeros(4 * count, np.uint8)
+            bits = self.read_array(index, signed, first, count) if signed else no_bits
+            return join_master(high, low, bits)
         name = "fp32" if "fp32" in arrays else "weight"
         if name not in arrays:
             return np.zeros(0, np.float32)

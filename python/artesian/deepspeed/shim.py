@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from artesian.deepspeed import comm, surface
 from artesian.described import describe, describe_modules, forget
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import MissingError, UnsupportedError
-from artesian.optim import DEFAULTS, AdamW, TorchAdam, TorchAdamW
+from artesian.optim import DEFAULTS, Adagrad, AdamW, Lion, TieredOptimizer, TorchAdam, TorchAdamW
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DeepSpeedEngine = Engine
@@ -40,7 +41,7 @@ def initialize(
     config: Any = None,
     mesh_param: Any = None,
     config_params: Any = None,
-) -> tuple[Engine, AdamW | None, Any, Any]:
+) -> tuple[Engine, TieredOptimizer | None, Any, Any]:
     """deepspeed.initialize."""
     if mpu is not None or mesh_param is not None:
         raise UnsupportedError(
@@ -98,6 +99,36 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
+# A key that the groups of one optimizer of torch.optim have and those of the others lack.
+KEY_OF: dict[str, str] = {
+    "dampening": "SGD",
+    "centered": "RMSprop",
+    "momentum_decay": "NAdam",
+    "rho": "Adadelta",
+    "lambd": "ASGD",
+    "etas": "Rprop",
+    "history_size": "LBFGS",
+}
+_warned: set[str] = set()
+
+
+def warn_of_replaced(groups: list[dict[str, Any]]) -> None:
+    """Under offload accelerate makes a DeepSpeedCPUAdam of the groups of any optimizer that it does
+    not know. What keys they have says which one it was."""
+    for key, name in KEY_OF.items():
+        if name in _warned or not any(key in group for group in groups):
+            continue
+        _warned.add(name)
+        logging.getLogger("artesian").warning(
+            "DeepSpeedCPUAdam: got parameter groups of torch.optim.%s (they have %r): accelerate "
+            "replaces it by Adam where the optimizer is offloaded; set "
+            '"zero_force_ds_cpu_optimizer" to false in the DeepSpeed config to train with the one '
+            "that you made",
+            name,
+            key,
+        )
+
+
 class DeepSpeedCPUAdam(AdamW):
     """deepspeed.ops.adam.DeepSpeedCPUAdam's arguments."""
 
@@ -121,6 +152,7 @@ class DeepSpeedCPUAdam(AdamW):
         self.decoupled_decay = self.adam_w_mode = adamw_mode
         self._alone: torch.optim.Optimizer | None = None
         super().__init__(model_params, lr, betas, eps, weight_decay)
+        warn_of_replaced(self.param_groups)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The engine's step; before there is one, torch's, with the gradients of the parameters."""
@@ -167,6 +199,58 @@ def adam_of(config: dict[str, Any]) -> type[AdamW]:
         adam = str(optimizer.get("type")).lower() == "adam" and not params.get("adam_w_mode", True)
         return TorchAdam if adam else TorchAdamW
     return DeepSpeedCPUAdam if offloaded else FusedAdam
+
+
+def check_states(name: str, amsgrad: bool, fp32_optimizer_states: bool) -> None:
+    if amsgrad or not fp32_optimizer_states:
+        raise UnsupportedError(
+            f"{name}: amsgrad=True and fp32_optimizer_states=False are not supported"
+        )
+
+
+class DeepSpeedCPUAdagrad(Adagrad):
+    """deepspeed.ops.adagrad.DeepSpeedCPUAdagrad's arguments."""
+
+    def __init__(
+        self,
+        model_params: Iterable[Any],
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        check_states("DeepSpeedCPUAdagrad", amsgrad, fp32_optimizer_states)
+        super().__init__(model_params, lr, 0.0, weight_decay, eps)
+
+
+class DeepSpeedCPULion(Lion):
+    """deepspeed.ops.lion.DeepSpeedCPULion's arguments."""
+
+    def __init__(
+        self,
+        model_params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        check_states("DeepSpeedCPULion", False, fp32_optimizer_states)
+        super().__init__(model_params, lr, betas, weight_decay)
+
+
+class FusedLion(Lion):
+    """deepspeed.ops.lion.FusedLion's arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+    ) -> None:
+        super().__init__(params, lr, betas, weight_decay)
 
 
 class Accelerator:

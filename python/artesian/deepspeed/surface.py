@@ -190,6 +190,8 @@ OP_BUILDERS = dict.fromkeys(
     BUILDERS,
 )
 ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
+ADAGRAD = {"DeepSpeedCPUAdagrad": SHIM}
+LION = {"DeepSpeedCPULion": SHIM, "FusedLion": SHIM}
 
 # Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
 MODULES: dict[str, dict[str, str]] = {
@@ -218,8 +220,10 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.launcher": {},
     "deepspeed.launcher.runner": {"DEEPSPEED_ENVIRONMENT_NAME": SHIM},
     "deepspeed.ops": {"__compatible_ops__": BUILDERS},
+    "deepspeed.ops.adagrad": ADAGRAD,
     "deepspeed.ops.adam": ADAM,
     "deepspeed.ops.aio": {"AsyncIOBuilder": BUILDERS},
+    "deepspeed.ops.lion": LION,
     "deepspeed.ops.op_builder": OP_BUILDERS,
     "deepspeed.runtime": {},
     "deepspeed.runtime.activation_checkpointing": {},
@@ -302,9 +306,7 @@ REFUSED_MODULES: dict[str, str] = {
     "deepspeed.inference": "the inference engine",
     "deepspeed.module_inject": "tensor parallelism",
     "deepspeed.moe": "DeepSpeed's own expert layers; models with experts of their own train",
-    "deepspeed.ops.adagrad": "Adagrad; Adam and AdamW are supported",
-    "deepspeed.ops.lamb": "Lamb; Adam and AdamW are supported",
-    "deepspeed.ops.lion": "Lion; Adam and AdamW are supported",
+    "deepspeed.ops.lamb": "Lamb; Adam, AdamW, SGD, Adagrad, RMSprop and Lion are supported",
     "deepspeed.ops.sparse_attention": "its sparse attention; use PyTorch's attention",
     "deepspeed.ops.transformer": "its CUDA kernels",
     "deepspeed.pipe": "pipeline parallelism",

@@ -12,11 +12,11 @@ from torch import nn
 
 from artesian.config import ConfigFacts, read_config, values_of
 from artesian.deepspeed import surface
-from artesian.optim import AdamW
+from artesian.optim import TieredOptimizer
 from artesian.zero import GatheredParameters
 
-DeepSpeedOptimizer = AdamW
-ZeROOptimizer = AdamW
+DeepSpeedOptimizer = TieredOptimizer
+ZeROOptimizer = TieredOptimizer
 version = surface.VERSION
 torch_info = {"version": torch.__version__, "cuda_version": "0.0", "nccl_version": "0.0",
               "hip_version": "0.0"}  # fmt: skip

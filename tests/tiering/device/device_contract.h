@@ -248,7 +248,8 @@ TYPED_TEST_P(DeviceContract, AdamHasTheBitsOfTheCpu) {
                                  .param_out_dtype = dtype};
     };
     const kernels::AdamPiece piece{arrays([&](std::size_t i) { return there[i]; }), count};
-    ASSERT_TRUE(this->backend->adam_steps(Queue::Compute, {&piece, 1}, step).has_value());
+    ASSERT_TRUE(
+        this->backend->update_steps(Queue::Compute, {&piece, 1}, {.constants = step}).has_value());
     kernels::adam_step(arrays([&](std::size_t i) { return host[i].data(); }), count, step);
     for (std::size_t array = 0; array < host.size(); ++array) {
       EXPECT_EQ(this->get(there[array], host[array].size(), Queue::Compute), host[array]) << array;

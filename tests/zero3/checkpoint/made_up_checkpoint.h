@@ -203,7 +203,7 @@ class MadeUpTraining {
     manifest.parts.insert(manifest.parts.end(), layout->parts().begin(), layout->parts().end());
     for (std::size_t index = images.size(); index-- > 0;) {
       const SavedImage& image = images[index];
-      for (const SavedArray array : arrays_of(image.form)) {
+      for (const SavedArray array : arrays_of(image)) {
         for (std::uint64_t done = 0; done < image.count; done += image.sub_group) {
           const BlockRange range = layout->blocks_of(index, array, done / image.sub_group);
           EXPECT_EQ(range.count, 1u);
@@ -256,6 +256,7 @@ class MadeUpTraining {
       case SavedArray::ExpAvgSqSigned: return store(split.exp_avg_sq);
       case SavedArray::Weight:
         return store(frozen_ == DType::Float16 ? float_to_fp16(value) : float_to_bf16(value));
+      default: break;  // of other optimizers
     }
   }
 

@@ -44,6 +44,7 @@ std::string context(std::string_view path) {
   const bool tracks = path.starts_with("tensorboard.") || path.starts_with("wandb.") ||
                       path.starts_with("csv_monitor.") || path.starts_with("comet.");
   if ((precision || tracks) && name != "enabled") return "\"enabled\": true";
+  if (name == "nesterov") return "\"momentum\": 0.5";
   if (!is_of_cycle(std::string(path))) return "";
   if (name == "cycle_min_lr") return "\"cycle_max_lr\": 0.5";
   if (name == "cycle_max_lr") return "\"cycle_min_lr\": 0.5";
@@ -68,7 +69,9 @@ std::string config_about(std::string_view path, const std::string& value) {
     members += "}";
     if (dot == rest.npos) break;
     rest = rest.substr(0, dot);
-    if (rest == "optimizer") join("\"type\": \"Adam\"");
+    if (rest == "optimizer") {
+      join("\"type\": \"" + optimizer_with("optimizer.params." + name) + "\"");
+    }
     if (rest == "scheduler") {
       const bool cosine = name.ends_with("_ratio");
       join(name.starts_with("lr_range")              ? "\"type\": \"LRRangeTest\""

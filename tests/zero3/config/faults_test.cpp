@@ -241,8 +241,16 @@ const Case single[] = {
     {R"({"zero_optimization": {"offload_optimizer": {"device": "CPU"}}})",
      "zero_optimization.offload_optimizer.device: got \"CPU\", allowed none, cpu or nvme; did you "
      "mean \"cpu\"?"},
+    {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.999]}}})",
+     "optimizer.params.betas: no parameter of SGD; remove it"},
+    {R"({"optimizer": {"params": {"momentum": 0.9}}})",
+     "optimizer.params.momentum: no parameter of AdamW; remove it"},
+    {R"({"optimizer": {"type": "sgd", "params": {"nesterov": true}}})",
+     "optimizer.params.nesterov: got true, allowed with a momentum above 0 and no dampening; set "
+     "momentum"},
     {R"({"optimizer": {"type": "AdmW"}})",
-     "optimizer.type: got \"AdmW\", allowed Adam or AdamW; did you mean \"AdamW\"?"},
+     "optimizer.type: got \"AdmW\", allowed Adam, AdamW, SGD, Adagrad, RMSprop or Lion; did you "
+     "mean \"AdamW\"?"},
     {R"({"scheduler": {"type": "warmuplr"}})",
      "scheduler.type: got \"warmuplr\", allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, "
      "LRRangeTest or OneCycle; did you "
@@ -343,11 +351,15 @@ const Case single[] = {
 
 const Case unsupported[] = {
     {R"({"optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 10}}})",
-     "not supported yet: optimizer.type: got \"Lamb\", allowed Adam or AdamW"},
+     "not supported yet: optimizer.type: got \"Lamb\", allowed Adam, AdamW, SGD, Adagrad, RMSprop "
+     "or Lion"},
     {R"({"optimizer": {"type": "onebitadam", "params": {"freeze_step": 10}}})",
-     "optimizer.type: got \"onebitadam\", allowed Adam or AdamW; " ARTESIAN_REMOVED},
+     "optimizer.type: got \"onebitadam\", allowed Adam, AdamW, SGD, Adagrad, RMSprop or "
+     "Lion; " ARTESIAN_REMOVED},
     {R"({"optimizer": {"type": "Adam", "params": {"max_coeff": 10}}})",
      "not supported yet: optimizer.params.max_coeff (of Lamb)"},
+    {R"({"optimizer": {"type": "RMSprop", "params": {"centered": true}}})",
+     "not supported yet: optimizer.params.centered: got true, allowed false"},
     {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
      "not supported yet: optimizer.params.amsgrad: got true, allowed false"},
     {R"({"scheduler": {"type": "StepLR", "params": {}}})",

@@ -24,12 +24,22 @@ inline bool is_of_cycle(const std::string& path) {
   return path.starts_with("scheduler.params.cycle_") || path.starts_with("scheduler.params.decay_");
 }
 
+/// An optimizer that has this parameter.
+inline std::string optimizer_with(const std::string& path) {
+  for (const char* name : {"momentum", "dampening", "nesterov"}) {
+    if (path.ends_with(std::string(".") + name)) return "SGD";
+  }
+  if (path.ends_with(".alpha") || path.ends_with(".centered")) return "RMSprop";
+  const bool adagrad = path.ends_with(".lr_decay") || path.ends_with("accumulator_value");
+  return adagrad ? "Adagrad" : "Adam";
+}
+
 /// Returns what must stand beside a key for it to be judged by itself.
 inline std::vector<std::string> companions(const std::string& path) {
   const bool cosine = path.ends_with("_ratio");
   if (path == "optimizer.type" || path == "scheduler.type") return {};
   if (path.starts_with("zero_optimization.cpu_offload")) return {"\"stage\": 3"};
-  if (path.starts_with("optimizer")) return {"\"type\": \"Adam\""};
+  if (path.starts_with("optimizer")) return {"\"type\": \"" + optimizer_with(path) + "\""};
   if (path == "scheduler.params.total_num_steps") return {"\"type\": \"WarmupDecayLR\""};
   if (path.starts_with("scheduler.params.lr_range")) return {"\"type\": \"LRRangeTest\""};
   if (is_of_cycle(path)) return {"\"type\": \"OneCycle\""};
@@ -49,6 +59,7 @@ inline std::string config_with(std::string_view path, const std::string& value) 
     const std::string name = dot == rest.npos ? rest : rest.substr(dot + 1);
     text = "\"" + name + "\": " + text;
     if (dot == rest.npos) break;
+    if (rest.ends_with(".nesterov")) text += ", \"momentum\": 0.5";
     if (is_of_cycle(rest)) {
       for (const char* required : {"cycle_min_lr", "cycle_max_lr"}) {
         if (name != required) text += ", \"" + std::string(required) + "\": 0.5";

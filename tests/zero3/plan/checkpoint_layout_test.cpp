@@ -51,6 +51,7 @@ Model random_model(std::mt19937_64& random) {
                                                              : 1 + random() % 400);
     image.form = static_cast<StateForm>(random() % 3);
     image.frozen_dtype = static_cast<DType>(random() % 3);
+    image.moments = optimizer_forms()[random() % optimizer_forms().size()].moments;
     model.images.push_back(std::move(image));
   }
   return model;
@@ -78,7 +79,7 @@ void expect_blocks(const CheckpointLayout& layout, const std::vector<SavedImage>
   }
   std::uint64_t next = 0;
   for (std::size_t image = 0; image < images.size(); ++image) {
-    for (const SavedArray array : arrays_of(images[image].form)) {
+    for (const SavedArray array : arrays_of(images[image])) {
       for (std::uint64_t done = 0; done < images[image].count; done += images[image].sub_group) {
         const BlockRange range = layout.blocks_of(image, array, done / images[image].sub_group);
         ASSERT_EQ(range.first, next);
@@ -102,7 +103,7 @@ void expect_parts(const CheckpointLayout& layout, const Model& model,
   std::size_t at = 0;
   for (std::size_t index = 0; index < images.size(); ++index) {
     const SavedImage& image = images[index];
-    for (const SavedArray array : arrays_of(image.form)) {
+    for (const SavedArray array : arrays_of(image)) {
       if (image.count == 0) continue;
       const std::uint64_t begin = layout.blocks()[layout.blocks_of(index, array, 0).first].offset;
       for (const SavedImage::Parameter& parameter : image.parameters) {

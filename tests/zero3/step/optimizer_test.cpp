@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "kernels/cast.h"
 #include "kernels/checksum.h"
+#include "kernels/split_master.h"
 #include "tests/zero3/tiers.h"
 #include "zero3/step/gradients.h"
 
@@ -36,38 +37,62 @@ OptimizerConfig adam() {
   return {.lr = 1e-3, .weight_decay = 0.1};
 }
 
+/// One of each optimizer with rules of its own.
+std::vector<OptimizerConfig> others() {
+  std::vector<OptimizerConfig> all(5, adam());
+  all[0].type = all[1].type = OptimizerType::Sgd;
+  all[0].nesterov = true;
+  all[1].dampening = 0.5;
+  all[2].type = OptimizerType::Adagrad;
+  all[2].lr_decay = 0.125;
+  all[3].type = OptimizerType::RmsProp;
+  all[4].type = OptimizerType::Lion;
+  all.push_back(all[3]);
+  all.back().beta1 = 0.0;  // RMSprop without momentum keeps no buffer
+  return all;
+}
+
 struct How {
   DType dtype = DType::Float32;
   std::uint64_t sub_group = 2048;
   Offload home = Offload::Nvme;
   bool split = true;
   enum { AtOnce, Ahead, TakenBack } when = AtOnce;
+  OptimizerConfig optimizer = adam();
 };
 
 /// Weights and moments of every parameter, updated by the naive kernel.
 class Naive {
  public:
-  explicit Naive(const SmallModel& model) : model_(model) {
+  Naive(const SmallModel& model, const How& how)
+      : model_(model), moments_(moments_of(how.optimizer)), dtype_(how.dtype) {
     RandomWeights weights(model.parameters, 5);
     for (std::uint32_t index = 0; index < model.parameters.size(); ++index) {
       auto& state = parameters_.emplace_back();
       for (auto* array : {&state.master, &state.exp_avg, &state.exp_avg_sq}) {
         array->resize(model.parameters[index].numel());
       }
+      state.rounded.resize(state.master.size() * dtype_size(dtype_));
       EXPECT_TRUE(weights.read(index, 0, state.master).has_value());
+      const bool settled = dtype_ == DType::BFloat16 && moments_.squares.empty();
+      for (float& weight : state.master) {
+        if (settled) weight = kernels::settle_tie(weight);
+      }
     }
   }
 
   void update(std::uint32_t index, const std::vector<std::byte>& gradient, DType dtype,
               const StepConstants& constants) {
     auto& state = parameters_[index];
-    const auto step = make_adam_step(constants, model_.parameters[index].group, ++state.count);
+    const auto step = make_update_step(constants, model_.parameters[index].group, ++state.count);
     kernels::AdamArrays arrays{.param = state.master.data(),
-                               .exp_avg = state.exp_avg.data(),
-                               .exp_avg_sq = state.exp_avg_sq.data(),
                                .grad = gradient.data(),
-                               .grad_dtype = dtype};
-    kernels::adam_step_naive(arrays, state.master.size(), step);
+                               .grad_dtype = dtype,
+                               .param_out = state.rounded.data(),
+                               .param_out_dtype = dtype_};
+    if (!moments_.average.empty()) arrays.exp_avg = state.exp_avg.data();
+    if (!moments_.squares.empty()) arrays.exp_avg_sq = state.exp_avg_sq.data();
+    kernels::update_naive(arrays, state.master.size(), step);
   }
 
   std::string digest() const {
@@ -77,6 +102,8 @@ class Naive {
       total.update(name.data(), name.size() + 1);
       const auto& state = parameters_[index];
       for (const auto* array : {&state.master, &state.exp_avg, &state.exp_avg_sq}) {
+        if (array == &state.exp_avg && moments_.average.empty()) continue;
+        if (array == &state.exp_avg_sq && moments_.squares.empty()) continue;
         kernels::Digest part;
         part.update(array->data(), array->size() * 4);
         total.update(part.hex().data(), part.hex().size());
@@ -91,9 +118,12 @@ class Naive {
  private:
   struct State {
     std::vector<float> master, exp_avg, exp_avg_sq;
+    std::vector<std::byte> rounded;
     std::uint64_t count = 0;
   };
   const SmallModel& model_;
+  const Moments moments_;
+  const DType dtype_;
   std::vector<State> parameters_;
 };
 
@@ -104,8 +134,9 @@ class OptimizerOf : public testing::TestWithParam<How> {
                                  .compute = GetParam().dtype,
                                  .sub_group = GetParam().sub_group,
                                  .home = GetParam().home,
-                                 .split_master = GetParam().split}),
-        naive_(tiers_.model),
+                                 .split_master = GetParam().split,
+                                 .optimizer = GetParam().optimizer}),
+        naive_(tiers_.model, GetParam()),
         gradients_(*tiers_.state),
         optimizer_(*tiers_.state, *tiers_.residency, {.updates = [this](std::uint32_t parameter) {
           return !skips_ || gradients_.reached(parameter);
@@ -158,7 +189,8 @@ void OptimizerOf::begin(const StepConstants& constants) {
 }
 
 void OptimizerOf::train_step(std::uint64_t step) {
-  const auto constants = make_step_constants(adam(), groups, 1e-3 / static_cast<double>(step), 0.5);
+  const auto constants =
+      make_step_constants(GetParam().optimizer, groups, 1e-3 / static_cast<double>(step), 0.5);
   gradients_.begin_step();
   for (std::uint32_t parameter = 0; parameter < tiers_.model.parameters.size(); ++parameter) {
     const auto gradient = gradient_of(step, parameter);
@@ -222,6 +254,12 @@ std::vector<How> cases() {
     all.push_back({.dtype = dtype, .when = How::TakenBack});
   }
   all.push_back({.dtype = DType::BFloat16, .sub_group = 6144, .split = false});
+  for (const OptimizerConfig& other : others()) {
+    all.push_back({.dtype = DType::Float32, .optimizer = other});
+    all.push_back({.dtype = DType::BFloat16, .when = How::TakenBack, .optimizer = other});
+    all.push_back(
+        {.dtype = DType::BFloat16, .home = Offload::Cpu, .split = false, .optimizer = other});
+  }
   return all;
 }
 
@@ -233,7 +271,7 @@ TEST(ParameterGroups, WithoutConstantsOfTheirOwnHaveTheConfigs) {
   ASSERT_EQ(one.groups.size(), 1u);
   const auto two = make_step_constants(config, std::vector<GroupOptions>(2), 0.25, 1.0);
   for (const std::uint32_t group : {0u, 1u}) {
-    EXPECT_EQ(make_adam_step(two, group, 7), make_adam_step(one, 0, 7));
+    EXPECT_EQ(make_update_step(two, group, 7), make_update_step(one, 0, 7));
   }
 }
 
@@ -258,7 +296,7 @@ TEST(ParameterGroups, HaveEachConstantThatIsTheirOwnAndTheConfigsOthers) {
       {0.25f, 0.0f, 0.75f, 0.875f, 0.25f},   {0.25f, 0.125f, 0.0f, 0.875f, 0.25f},
       {0.25f, 0.125f, 0.75f, 0.375f, 0.25f}, {0.25f, 0.125f, 0.75f, 0.875f, 2.0f}};
   for (std::uint32_t group = 0; group < given.size(); ++group) {
-    const kernels::AdamStep step = make_adam_step(constants, group, 1);
+    const kernels::AdamStep step = make_update_step(constants, group, 1).constants;
     EXPECT_EQ(
         (std::array{step.learning_rate, step.weight_decay, step.beta1, step.beta2, step.epsilon}),
         expected[group])

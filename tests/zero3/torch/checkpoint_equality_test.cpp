@@ -73,7 +73,7 @@ class CheckpointEquality : public Equality {
     separate_before = false;
     expect_same(stop_and_go_on(on_cpu, on_device, 6, tag + "b"), whole);
     separate = nullptr;
-    return device.adam_calls;
+    return device.update_calls;
   }
 
   std::vector<GroupOptions> groups;

@@ -69,9 +69,9 @@ class ComputesOnHost final : public tiering::Device {
                            double* leaf_sums) override {
     return enqueued(queue, cuda_->sum_squares(queue, data, dtype, count, leaf_sums));
   }
-  Result<void> adam_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
-                          const kernels::AdamStep& step) override {
-    return enqueued(queue, cuda_->adam_steps(queue, pieces, step));
+  Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                            const kernels::UpdateStep& step) override {
+    return enqueued(queue, cuda_->update_steps(queue, pieces, step));
   }
   Result<DeviceFence> record(Queue queue) override { return cuda_->record(queue); }
   Result<void> wait(Queue queue, DeviceFence fence) override { return cuda_->wait(queue, fence); }

@@ -11,8 +11,12 @@
 
 #include <map>
 
+#include "tests/support/separate_device.h"
+
 namespace artesian::zero3 {
 namespace {
+
+using test_support::SeparateDevice;
 
 /// A covering set by greedy choice: each new run is the best of many random ones.
 std::vector<Choice> pairwise_runs() {
@@ -102,16 +106,52 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
               split_masters);
 }
 
-class KeptInputsEquality : public Equality {
+class TinyEquality : public Equality {
  protected:
-  KeptInputsEquality() : Equality(tiny), threads_(at::get_num_threads()) { at::set_num_threads(1); }
-  ~KeptInputsEquality() override { at::set_num_threads(threads_); }
+  TinyEquality() : Equality(tiny), threads_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~TinyEquality() override { at::set_num_threads(threads_); }
 
  private:
   const int threads_;
 };
 
-TEST_F(KeptInputsEquality, InAnyTierGiveTheSameBits) {
+TEST_F(TinyEquality, HoldsForEveryOptimizer) {
+  int split_masters = 0;
+  std::ptrdiff_t on_device = 0;  // units
+  for (const OptimizerType type :
+       {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion}) {
+    for (int dtype = 0; dtype < 3; ++dtype) {
+      Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, dtype, 1, dtype % 2};
+      in_memory[Masters] = 1;
+      Outcome reference;
+      for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        const auto stream = 80 + static_cast<std::uint64_t>(type);
+        Choice run = seed == 0 ? in_memory : random_choice(stream, 10 * seed + dtype);
+        for (const Factor same : {Dtype, Accumulation, Head}) run[same] = in_memory[same];
+        SCOPED_TRACE(describe(run));
+        SeparateDevice device(SeparateDevice::Order::Late, seed);
+        device.micro_batches_at_once = micro_batches_at_once(run);
+        separate_device = seed == 3;  // with room for some units' updates
+        Config config = config_of(run);
+        if (separate_device) *config.artesian.device_memory += 400'000;
+        config.optimizer.type = type;
+        config.optimizer.nesterov = true;
+        EngineOptions options;
+        if (separate_device) options.backend = &device;
+        const Outcome outcome = train(run, config, options);
+        on_device += outcome.updated_by_device;
+        if (seed == 0) reference = outcome;
+        expect_same(outcome, reference);
+        if (HasFatalFailure()) return;
+        split_masters += outcome.split_masters ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GE(split_masters, 4);
+  EXPECT_GE(on_device, 4);
+}
+
+TEST_F(TinyEquality, WithInputsInAnyTier) {
   Choice run{2, 2, 0, 2, 0, 2, 2, 2, 2, 2, 0, 1, 2, 0};
   const Outcome reference = train(run);
   run[Schedule] = 4;

@@ -178,8 +178,8 @@ TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCp
         EXPECT_EQ(device.races, 0u);
         counts.insert(outcome.updated_by_device);
         const auto units = static_cast<std::uint64_t>(outcome.updated_by_device);
-        EXPECT_LE(device.adam_calls, units * scale.steps);  // however many sub-groups they have
-        EXPECT_EQ(device.adam_calls == 0, units == 0);
+        EXPECT_LE(device.update_calls, units * scale.steps);  // however many sub-groups they have
+        EXPECT_EQ(device.update_calls == 0, units == 0);
       }
     }
   }

@@ -219,6 +219,25 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
   EXPECT_GT(under_backward, 30);
 }
 
+// By what each keeps of an element: one moment or two, beside whole, split or no master weights.
+TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithEveryOptimizer) {
+  constexpr std::array types{OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp,
+                             OptimizerType::Lion};
+  for (std::uint64_t seed = 600; seed < 624; ++seed) {
+    Choice run = random_choice(71, seed);
+    run[OptimizerHome] = 2;
+    share_under_backward = seed % 3 == 0 ? 1.0 : 0.0;
+    SeparateDevice device(SeparateDevice::Order::Late, seed);
+    separate_device = seed % 5 == 0;
+    Config config = steady(config_of(run));
+    config.optimizer.type = types[seed % types.size()];
+    config.optimizer.beta1 = seed % 8 < 4 ? 0.9 : 0.0;
+    config.gradient_clipping = 1e6;
+    expect_as_planned(run, config, separate_device ? &device : nullptr);
+  }
+  EXPECT_EQ(compared, 24 * 3);
+}
+
 // The first micro-batches of a step that run layer by layer send the host their sum alone; so one
 // group of four has a fourth of the bytes.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereASeparateDeviceSumsGradients) {

@@ -1,0 +1,51 @@
+// The update of elements by any optimizer that looks at each by itself: Adam (kernels/adam.h) and
+// the rules below. All of them work on the same arrays in the same forms, and one step has the same
+// bits on every dispatch target and device, however it is cut into slices.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/adam.h"
+
+namespace artesian::kernels {
+
+enum class Rule : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion };
+
+/// True if the rule keeps an average of squares, in AdamArrays::exp_avg_sq. Split master weights
+/// have their bit there; without one see settle_tie() in split_master.h.
+constexpr bool has_squares(Rule rule) noexcept {
+  return rule != Rule::Sgd && rule != Rule::Lion;
+}
+
+/// One step's constants. `constants` is all of Adam's; of the other rules: beta1 is the momentum of
+/// Sgd and RmsProp, beta2 RmsProp's alpha; `mode`, `step_size` and `denominator_multiplier` are not
+/// used.
+struct UpdateStep {
+  Rule rule = Rule::Adam;
+  AdamStep constants{};
+  float grad_share = 1.0f;  // Sgd: what of a gradient goes into the momentum, 1 - dampening
+  bool nesterov = false;    // Sgd
+
+  bool operator==(const UpdateStep&) const = default;
+};
+
+/// Updates `count` elements in place. `exp_avg` is what the rule calls momentum or average, and
+/// null where RmsProp has none. Adam: as adam_step. The others in fp32, in this order, each
+/// operation rounded on its own:
+///   g = grad * grad_multiplier;   but for Lion: g = g + weight_decay * p
+///   Sgd:     m = beta1 * m + grad_share * g;   u = nesterov ? g + beta1 * m : m
+///   Adagrad: v = v + g * g;   u = g / (sqrt(v) + epsilon)
+///   RmsProp: v = beta2 * v + ((1 - beta2) * g) * g;   u = g / (sqrt(v) + epsilon)
+///            with exp_avg: m = beta1 * m + u;   u = m
+///   Lion:    c = beta1 * m + (1 - beta1) * g;   m = beta2 * m + (1 - beta2) * g
+///            p = p - (learning_rate * weight_decay) * p;   u = sign(c), which is 0 of 0
+///   p = p - learning_rate * u
+/// Where the rule has no squares and `param_out` is BFloat16, p is settled then (settle_tie).
+/// Thread: any, for disjoint slices. Source: torch.optim of PyTorch 2.9 for Sgd, Adagrad and
+/// RmsProp; Chen et al. 2023, Algorithm 2, for Lion.
+void update(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step) noexcept;
+
+/// The naive version that update equals bit for bit.
+void update_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step) noexcept;
+
+}  // namespace artesian::kernels

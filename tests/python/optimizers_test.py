@@ -1,0 +1,273 @@
+"""Proves each optimizer against torch.optim, and Lion against its paper, over 20 steps in fp32;
+that its bits are the same in each tier and dtype and after a resume, and its weights those that
+zero_to_fp32 reads; that moments have their names; and that what is no optimizer here, or another
+one's checkpoint, is refused by name."""
+
+import json
+import logging
+
+import pytest
+import small_models
+import torch
+from small_models import artesian
+from torch import nn
+
+from artesian import checkpoint, zero
+from artesian.checkpoint import export_dcp, export_universal
+from artesian.checkpoint.zero_to_fp32 import Refused
+
+
+class PaperLion(torch.optim.Optimizer):
+    """Chen et al. 2023, Algorithm 2."""
+
+    def __init__(self, params, **constants):
+        super().__init__(params, constants)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                sign = (beta1 * average + (1 - beta1) * p.grad).sign()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * sign)
+                average.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+OPTIM = torch.optim
+# What is trained, its reference, and the constants of both.
+CASES = {
+    "sgd": ("SGD", OPTIM.SGD, {"lr": 0.1, "weight_decay": 0.1}),
+    "momentum": (
+        "SGD",
+        OPTIM.SGD,
+        {"lr": 0.05, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1},
+    ),
+    "nesterov": ("SGD", OPTIM.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "adagrad": ("Adagrad", OPTIM.Adagrad, {"lr": 0.01, "lr_decay": 0.1, "weight_decay": 0.1}),
+    "rmsprop": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "alpha": 0.9, "weight_decay": 0.1}),
+    "rms momentum": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "momentum": 0.9, "eps": 1e-6}),
+    "lion": ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+}
+MOMENTS = {
+    "sgd": ["momentum_buffer"],
+    "adagrad": ["sum"],
+    "rmsprop": ["square_avg"],
+    "rms momentum": ["momentum_buffer", "square_avg"],
+    "lion": ["exp_avg"],
+}
+
+
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
+
+
+def loss_of(model, step):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 24, generator=generator)
+    dtype = next(model.parameters()).dtype
+    return (model(x.to(dtype)) - x[:, :8].to(dtype)).square().float().mean()
+
+
+def groups_of(model, lr):
+    """Biases have constants of their own."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    return [{"params": weights}, {"params": biases, "lr": lr / 2, "weight_decay": 0.0}]
+
+
+def engine_for(case, model, folder=None, **more):
+    kind, _, params = CASES[case]
+    values = {**params, "betas": list(params["betas"])} if "betas" in params else params
+    config = small_models.config_for(folder, **more)
+    config["optimizer"] = {"type": kind, "params": values}
+    return artesian.initialize(
+        model=model, config=config, model_parameters=groups_of(model, params["lr"])
+    )[0]
+
+
+def train(engine, steps, first=0):
+    for step in range(first, first + steps):
+        engine.backward(loss_of(engine, step))
+        engine.step()
+
+
+def masters(engine, model):
+    return [engine.full_parameter(p).clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_steps_are_those_of_the_reference(case):
+    _, reference, params = CASES[case]
+    plain = net()
+    optimizer = reference(groups_of(plain, params["lr"]), **params)
+    for step in range(20):
+        loss_of(plain, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model = net()
+    before = [p.clone() for p in model.parameters()]
+    engine = engine_for(case, model)
+    train(engine, 20)
+    for ours, theirs, first in zip(masters(engine, model), plain.parameters(), before, strict=True):
+        assert (theirs - first).norm() > 1e-3 * first.norm()  # they have moved
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+    engine.destroy()
+
+
+DTYPES = {
+    "fp32": {},
+    "bf16": {"bf16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True, "loss_scale": 8}},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["momentum", "adagrad", "rms momentum", "lion"])
+def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, tmp_path):
+    """On the device; on NVMe with a checkpoint after two steps; from it two more steps with the
+    state in host memory."""
+
+    def make():
+        return net().to({"fp32": torch.float32, "bf16": torch.bfloat16}.get(dtype, torch.float16))
+
+    model = make()
+    engine = engine_for(case, model, **DTYPES[dtype])
+    train(engine, 4)
+    expected, weights = engine.digest(), masters(engine, model)
+    engine.destroy()
+
+    engine = engine_for(case, make(), tmp_path / "nvme", **DTYPES[dtype])
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path / "saved")
+    train(engine, 2, first=2)
+    assert engine.digest() == expected
+    engine.save_checkpoint(tmp_path / "end")
+    engine.destroy()
+
+    on_cpu = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    engine = engine_for(case, make(), **DTYPES[dtype], zero_optimization=on_cpu)
+    engine.load_checkpoint(tmp_path / "saved")
+    train(engine, 2, first=2)
+    assert engine.digest() == expected
+    engine.destroy()
+
+    saved = checkpoint.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "end")
+    for ours, written in zip(weights, saved.values(), strict=True):
+        assert torch.equal(ours, written)
+
+
+@pytest.mark.parametrize("case", MOMENTS)
+def test_moments_have_the_names_of_torch(case):
+    model = net()
+    engine = engine_for(case, model)
+    train(engine, 1)
+    weight = model[0].weight
+    state = engine.optimizer.state_dict()["state"][0]
+    assert sorted(state) == sorted(engine.optimizer.state[weight]) == MOMENTS[case]
+    for name in MOMENTS[case]:
+        value = zero.safe_get_full_optimizer_state(weight, name)
+        assert torch.equal(value, state[name]) and value.any()
+        zero.safe_set_full_optimizer_state(weight, value * 2, name)
+        assert torch.equal(zero.safe_get_full_optimizer_state(weight, name), value * 2)
+    allowed = f'got "exp_avg_sq", allowed "fp32", "{MOMENTS[case][0]}'
+    with pytest.raises(artesian.Error, match=allowed):
+        zero.safe_get_full_optimizer_state(weight, "exp_avg_sq")
+    engine.destroy()
+
+
+@pytest.mark.parametrize("case", ["momentum", "nesterov", "adagrad", "rms momentum"])
+def test_an_optimizer_of_torch_is_taken_over(case):
+    _, made, params = CASES[case]
+    digests = []
+    for whose in ("torch's", "ours", "config's"):
+        model = net()
+        if whose == "config's":
+            engine = engine_for(case, model)
+        else:
+            kind = made if whose == "torch's" else getattr(artesian.optim, made.__name__)
+            client = kind(groups_of(model, params["lr"]), **params)
+            engine = artesian.initialize(
+                model=model, config=small_models.config_for(), optimizer=client
+            )[0]
+        assert engine.optimizer_name() == made.__name__.lower()
+        train(engine, 3)
+        digests.append(engine.digest())
+        engine.destroy()
+    assert digests == digests[:1] * 3
+
+
+def test_a_checkpoint_of_another_optimizer_gives_weights_alone(tmp_path):
+    engine = engine_for("momentum", net())
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path)
+    engine.destroy()
+    model = net()
+    engine = engine_for("lion", model)
+    with pytest.raises(artesian.Error, match="got the optimizer sgd, allowed lion"):
+        engine.load_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert not engine.full_state(model[0].weight, "exp_avg").any()
+    engine.destroy()
+    refused = "got the optimizer 'sgd', allowed adam and adamw"
+    with pytest.raises(Refused, match=refused):
+        export_dcp.export_dcp(tmp_path, tmp_path / "out", None)
+    with pytest.raises(Refused, match=refused):
+        export_universal.export_universal(tmp_path, tmp_path / "out", None, False)
+
+
+def test_what_is_no_optimizer_here_is_refused_by_name():
+    model = net()
+
+    def start(client):
+        artesian.initialize(model=model, config=small_models.config_for(), optimizer=client)
+
+    unsupported = artesian.errors.UnsupportedError
+    with pytest.raises(unsupported, match="got NAdam, allowed AdamW, Adam, SGD"):
+        start(OPTIM.NAdam(model.parameters()))
+    for client, flag in (
+        (OPTIM.SGD(model.parameters(), lr=1, maximize=True), "maximize=True"),
+        (OPTIM.RMSprop(model.parameters(), centered=True), "centered=True"),
+        (
+            OPTIM.Adagrad(model.parameters(), initial_accumulator_value=1),
+            "initial_accumulator_value=1",
+        ),
+    ):
+        with pytest.raises(unsupported, match=f"{flag} is not supported"):
+            start(client)
+
+
+def test_deepspeeds_names_and_what_accelerate_replaces(caplog):
+    from artesian.deepspeed import shim
+
+    for kind, ours in (
+        (shim.DeepSpeedCPUAdagrad, "adagrad"),
+        (shim.DeepSpeedCPULion, "lion"),
+        (shim.FusedLion, "lion"),
+    ):
+        model = net()
+        engine = artesian.initialize(
+            model=model, config=small_models.config_for(), optimizer=kind(model.parameters())
+        )[0]
+        train(engine, 1)
+        assert engine.optimizer_name() == ours
+        engine.destroy()
+    groups = OPTIM.SGD(net().parameters(), lr=0.1).param_groups
+    with caplog.at_level(logging.WARNING, logger="artesian"):
+        for _ in range(2):
+            shim.DeepSpeedCPUAdam(groups, lr=0.1, adamw_mode=False)
+        shim.DeepSpeedCPUAdam(OPTIM.AdamW(net().parameters()).param_groups)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "parameter groups of torch.optim.SGD" in line and "zero_force_ds_cpu_optimizer" in line
+
+
+def test_one_cycle_leaves_what_has_no_betas():
+    cycle = {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1}
+    model = net()
+    scheduler = {"type": "OneCycle", "params": cycle}
+    engine = engine_for("momentum", model, scheduler=scheduler)
+    train(engine, 2)
+    assert engine.get_mom() == [0.9, 0.9]
+    assert json.dumps(engine.optimizer.param_groups[0]["momentum"]) == "0.9"
+    engine.destroy()
