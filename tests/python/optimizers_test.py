@@ -48,6 +48,7 @@ CASES = {
     "rmsprop": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "alpha": 0.9, "weight_decay": 0.1}),
     "rms momentum": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "momentum": 0.9, "eps": 1e-6}),
     "lion": ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+    "adamw": ("AdamW", OPTIM.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
 }
 MOMENTS = {
     "sgd": ["momentum_buffer"],
@@ -77,11 +78,12 @@ def groups_of(model, lr):
     return [{"params": weights}, {"params": biases, "lr": lr / 2, "weight_decay": 0.0}]
 
 
-def engine_for(case, model, folder=None, **more):
+def engine_for(case, model, folder=None, moments="fp32", **more):
     kind, _, params = CASES[case]
     values = {**params, "betas": list(params["betas"])} if "betas" in params else params
     config = small_models.config_for(folder, **more)
     config["optimizer"] = {"type": kind, "params": values}
+    config["artesian"]["moments"] = moments
     return artesian.initialize(
         model=model, config=config, model_parameters=groups_of(model, params["lr"])
     )[0]
@@ -123,9 +125,15 @@ DTYPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ["momentum", "adagrad", "rms momentum", "lion"])
-def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, tmp_path):
+OTHERS = ("momentum", "adagrad", "rms momentum", "lion")
+RESUMED = [
+    *((case, dtype, "fp32") for case in OTHERS for dtype in DTYPES),
+    *((case, dtype, "bf16") for case in ("adamw", "adagrad", "lion") for dtype in ("fp32", "bf16")),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype", "moments"), RESUMED)
+def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, moments, tmp_path):
     """On the device; on NVMe with a checkpoint after two steps; from it two more steps with the
     state in host memory."""
 
@@ -133,12 +141,12 @@ def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, tmp_path):
         return net().to({"fp32": torch.float32, "bf16": torch.bfloat16}.get(dtype, torch.float16))
 
     model = make()
-    engine = engine_for(case, model, **DTYPES[dtype])
+    engine = engine_for(case, model, None, moments, **DTYPES[dtype])
     train(engine, 4)
     expected, weights = engine.digest(), masters(engine, model)
     engine.destroy()
 
-    engine = engine_for(case, make(), tmp_path / "nvme", **DTYPES[dtype])
+    engine = engine_for(case, make(), tmp_path / "nvme", moments, **DTYPES[dtype])
     train(engine, 2)
     engine.save_checkpoint(tmp_path / "saved")
     train(engine, 2, first=2)
@@ -147,7 +155,7 @@ def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, tmp_path):
     engine.destroy()
 
     on_cpu = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    engine = engine_for(case, make(), **DTYPES[dtype], zero_optimization=on_cpu)
+    engine = engine_for(case, make(), None, moments, **DTYPES[dtype], zero_optimization=on_cpu)
     engine.load_checkpoint(tmp_path / "saved")
     train(engine, 2, first=2)
     assert engine.digest() == expected
@@ -156,6 +164,24 @@ def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, tmp_path):
     saved = checkpoint.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "end")
     for ours, written in zip(weights, saved.values(), strict=True):
         assert torch.equal(ours, written)
+
+
+def test_moments_of_two_bytes_are_rounded_to_nearest():
+    """One step from nothing: what fp32 has, rounded. Then a training that goes almost the same."""
+    ends = []
+    for moments in ("fp32", "bf16"):
+        model = net()
+        engine = engine_for("adamw", model, None, moments)
+        train(engine, 1)
+        weight = model[0].weight
+        first = [engine.full_state(weight, kind) for kind in engine.moment_names]
+        train(engine, 30, first=1)
+        ends.append((first, engine.full_parameter(weight).clone()))
+        engine.destroy()
+    for exact, rounded in zip(ends[0][0], ends[1][0], strict=True):
+        assert torch.equal(exact.bfloat16().float(), rounded)
+    difference = (ends[0][1] - ends[1][1]).norm() / (ends[0][1] - net()[0].weight).norm()
+    assert 0 < difference < 0.05
 
 
 @pytest.mark.parametrize("case", MOMENTS)

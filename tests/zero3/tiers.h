@@ -31,6 +31,7 @@ struct TierOptions {
   std::uint64_t ranks = 1;
   bool split_master = true;
   OptimizerConfig optimizer{};
+  DType moments = DType::Float32;
 };
 
 /// Decides where everything lives: by default on NVMe, in `directory`, but for the gradients.
@@ -40,6 +41,7 @@ inline Placement place(const SmallModel& model, const TierOptions& options,
   config.param_dtype = config.grad_accum_dtype = options.dtype;
   config.zero.stage = options.stage;
   config.optimizer = options.optimizer;
+  config.artesian.moments = options.moments;
   const Offload param_home = options.stage == 3 ? options.home : Offload::None;
   config.zero.offload_param = {.device = param_home, .nvme_paths = {directory}, .max_in_cpu = 0};
   config.zero.offload_optimizer = {.device = options.home, .nvme_paths = {directory}};

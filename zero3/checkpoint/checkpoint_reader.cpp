@@ -252,7 +252,7 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
   for (std::uint64_t done = 0; done < count; done += piece) {
     const std::uint64_t now = std::min(piece, count - done);
     if (tie.has_value()) {
-      ARTESIAN_TRY_VOID(read_array(parameter, *tie, first + done, now, bytes_of(moment.data())));
+      ARTESIAN_TRY_VOID(read_floats(parameter, *tie, first + done, std::span(moment).first(now)));
     } else {
       std::fill(moment.begin(), moment.end(), 0.0f);  // Note [Without a bit] in split_master.h
     }
@@ -271,18 +271,20 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
   return {};
 }
 
-Result<void> CheckpointReader::read_weight(std::uint32_t parameter, std::uint64_t first,
+/// Reads elements of an array of floating numbers of any dtype, as fp32.
+Result<void> CheckpointReader::read_floats(std::uint32_t parameter, SavedArray array,
+                                           std::uint64_t first,
                                            std::span<float> target) const noexcept {
-  const auto& parts = have_[parameter].parts[static_cast<std::size_t>(SavedArray::Weight)];
+  if (target.empty()) return {};
+  const auto& parts = have_[parameter].parts[static_cast<std::size_t>(array)];
   const std::string_view type = parts.front().type->name;
   if (type == "F32") {
-    return read_array(parameter, SavedArray::Weight, first, target.size(), bytes_of(target.data()));
+    return read_array(parameter, array, first, target.size(), bytes_of(target.data()));
   }
   std::array<std::uint16_t, piece> halves;
   for (std::uint64_t done = 0; done < target.size(); done += piece) {
     const std::uint64_t now = std::min<std::uint64_t>(piece, target.size() - done);
-    ARTESIAN_TRY_VOID(
-        read_array(parameter, SavedArray::Weight, first + done, now, bytes_of(halves.data())));
+    ARTESIAN_TRY_VOID(read_array(parameter, array, first + done, now, bytes_of(halves.data())));
     for (std::uint64_t i = 0; i < now; ++i) {
       target[done + i] = type == "F16" ? fp16_to_float(halves[i]) : bf16_to_float(halves[i]);
     }
@@ -298,19 +300,18 @@ Result<void> CheckpointReader::read(std::uint32_t parameter, std::uint64_t first
   for (const auto& wanted : {master, exp_avg, exp_avg_sq}) {
     ARTESIAN_CHECK(first <= numel && wanted.size() <= numel - first, first, wanted.size(), numel);
   }
-  const auto plain = [&](SavedArray array, std::span<float> target) -> Result<void> {
-    return read_array(parameter, array, first, target.size(), bytes_of(target.data()));
-  };
   const bool split = has(parameter, SavedArray::MasterHigh);
   if (split) {
     ARTESIAN_TRY_VOID(read_split(parameter, first, master, exp_avg_sq));
   } else if (!master.empty() && has(parameter, SavedArray::Weight)) {
-    ARTESIAN_TRY_VOID(read_weight(parameter, first, master));
+    ARTESIAN_TRY_VOID(read_floats(parameter, SavedArray::Weight, first, master));
   } else if (!master.empty()) {
-    ARTESIAN_TRY_VOID(plain(SavedArray::Master, master));
+    ARTESIAN_TRY_VOID(read_floats(parameter, SavedArray::Master, first, master));
   }
   const auto read_moment = [&](MomentKind kind, std::span<float> target) -> Result<void> {
-    if (const auto array = find_moment(parameter, kind)) return plain(*array, target);
+    if (const auto array = find_moment(parameter, kind)) {
+      return read_floats(parameter, *array, first, target);
+    }
     std::fill(target.begin(), target.end(), 0.0f);
     return {};
   };

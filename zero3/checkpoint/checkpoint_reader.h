@@ -94,7 +94,7 @@ class CheckpointReader {
                           std::uint64_t count, std::byte* target) const noexcept;
   Result<void> read_split(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                           std::span<float> exp_avg_sq) const noexcept;
-  Result<void> read_weight(std::uint32_t parameter, std::uint64_t first,
+  Result<void> read_floats(std::uint32_t parameter, SavedArray array, std::uint64_t first,
                            std::span<float> target) const noexcept;
   Result<void> check_side_files(std::vector<Error>& faults, std::size_t faults_max) const noexcept;
 

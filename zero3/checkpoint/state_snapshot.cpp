@@ -24,6 +24,8 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
     default: break;
   }
   const bool average = moment_kind(array) == MomentKind::Average;
+  const std::uint16_t* half = average ? group.half_avg : group.half_avg_sq;
+  if (half != nullptr) return bytes(half);
   return bytes(average ? group.exp_avg : group.exp_avg_sq);
 }
 

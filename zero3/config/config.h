@@ -157,6 +157,7 @@ struct ArtesianConfig {
   bool speculative_update = true;         // under backward: under_backward.h
   std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
   std::uint64_t checkpoint_every = 0;     // steps; 0: at the end alone
+  DType moments = DType::Float32;         // of the optimizer; BFloat16: rounded to nearest
 
   bool operator==(const ArtesianConfig&) const = default;
 };

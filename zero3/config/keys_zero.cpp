@@ -481,6 +481,13 @@ constexpr ConfigKey zero_rows[] = {
      .text = "on a GPU: required: an operation of LibTorch that has no deterministic kernel is an "
              "error; preferred: it runs, for a module of your own, and bits may differ between "
              "runs, those of attention's backward too"},
+    {.path = "artesian.moments",
+     .type = Choice,
+     .fallback = "\"fp32\"",
+     .choices = "fp32|bf16",
+     .text =
+         "the optimizer's moments; bf16: 2 bytes each, rounded to nearest, which loses accuracy "
+         "(docs/train.md), and not with fp16 or on a GPU"},
     {.path = "artesian.engine",
      .type = Choice,
      .fallback = "\"auto\"",

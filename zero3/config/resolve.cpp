@@ -390,6 +390,7 @@ class Resolver {
                    : polling == "iopoll" ? PollingChoice::Completion
                    : polling == "both"   ? PollingChoice::Both
                                          : PollingChoice::Off;
+    ours.moments = dtype_of(settings_.text("artesian.moments"));
     ours.speculative_update = settings_.boolean("artesian.speculative_update");
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
     ours.checkpoint_every = settings_.integer("artesian.checkpoint_every");

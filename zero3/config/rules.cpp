@@ -120,6 +120,13 @@ void check_optimizer(const Settings& settings, Faults& faults) {
                  ": got true, allowed with a momentum above 0 and no dampening; set momentum");
 }
 
+void check_moments(const Settings& settings, Faults& faults) {
+  if (!sound(settings, "artesian.moments", "fp16.enabled")) return;
+  if (settings.text("artesian.moments") != "bf16" || !settings.boolean("fp16.enabled")) return;
+  faults.invalid(settings.name("artesian.moments") + ": got \"bf16\", allowed \"fp32\" while " +
+                 settings.name("fp16.enabled") + " is true; train in bf16 or fp32");
+}
+
 }  // namespace
 
 void check_rules(const Settings& settings, Faults& faults) {
@@ -130,6 +137,7 @@ void check_rules(const Settings& settings, Faults& faults) {
                 faults);
   check_scheduler(settings, faults);
   check_optimizer(settings, faults);
+  check_moments(settings, faults);
 }
 
 }  // namespace artesian::zero3

@@ -42,6 +42,7 @@ SavedArray find_moment(std::string_view role, bool is_signed) noexcept {
 
 const SafetensorsType* type_of(SavedArray array, const SavedImage& image) noexcept {
   const SavedArrayFormat& format = format_of(array);
+  if (moment_kind(array) != MomentKind::None) return safetensors_type(image.moment_dtype);
   return format.dtype.empty() ? safetensors_type(image.frozen_dtype)
                               : find_safetensors_type(format.dtype);
 }
@@ -64,9 +65,10 @@ Result<SavedArray> find_saved_array(std::string_view name, std::string_view role
                                     std::string_view encoding, std::string_view dtype) {
   for (std::size_t index = 0; index < formats.size(); ++index) {
     const SavedArrayFormat& format = formats[index];
+    const bool is_moment = moment_kind(static_cast<SavedArray>(index)) != MomentKind::None;
     const bool known_dtype = format.dtype.empty()
                                  ? dtype == "F32" || dtype == "F16" || dtype == "BF16"
-                                 : dtype == format.dtype;
+                                 : dtype == format.dtype || (dtype == "BF16" && is_moment);
     if (name == format.name && role == format.role && encoding == format.encoding && known_dtype) {
       return static_cast<SavedArray>(index);
     }

@@ -47,7 +47,8 @@ struct SavedArrayFormat {
   std::string_view name;
   std::string_view role;      // "master", "weight", or a moment: "exp_avg", "sum"
   std::string_view encoding;  // "plain", "split-v1(high)", "split-v1(low)", "split-v1(tie)"
-  std::string_view dtype;     // of the safetensors format; empty: F32, F16 or BF16
+  std::string_view dtype;     // of the safetensors format; empty: F32, F16 or BF16; of a moment
+                              // F32 stands for BF16, too
 };
 const SavedArrayFormat& format_of(SavedArray array) noexcept;
 /// What an array has of an optimizer's moments; None: it is no moment.
@@ -79,6 +80,7 @@ struct SavedImage {
   StateForm form = StateForm::Whole;
   DType frozen_dtype = DType::Float32;  // of Frozen
   Moments moments{};                    // of Whole and Split
+  DType moment_dtype = DType::Float32;  // theirs: or BFloat16
 };
 /// Its arrays, in the order in which they lie in the file.
 std::vector<SavedArray> arrays_of(const SavedImage& image);

@@ -22,7 +22,10 @@ Master master_of(const PlacementRequest& request, const UnitPlacement& place,
                  bool param_on_device) noexcept {
   const DType dtype = request.config->param_dtype;
   if (dtype == DType::Float32) return Master::Parameter;
-  if (dtype != DType::BFloat16 || !request.split_master) return Master::Own;
+  const bool narrow = request.config->artesian.moments != DType::Float32;
+  if (dtype != DType::BFloat16 || (!request.split_master && !narrow)) return Master::Own;
+  // A record's arrays are of one width, whole weights are not: Note [Records] in state.h.
+  if (narrow) return Master::Split;
   const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
   return far && !request.split_far ? Master::Own : Master::Split;
 }
@@ -54,6 +57,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.grad_dtype = config.grad_accum_dtype;
   plan.compute_dtype = request.compute_dtype;
   plan.moments = moments_of(config.optimizer);
+  plan.moment_dtype = config.artesian.moments;
   ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
   plan.params_cut = stage >= 3 && request.ranks > 1 && !request.whole_params;

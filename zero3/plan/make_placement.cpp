@@ -184,6 +184,11 @@ KeptInputs most_inputs(const PlacementRequest& request) {
 }
 
 Result<Placement> make_placement(const PlacementRequest& request) {
+  if (request.separate_device && request.config->artesian.moments != DType::Float32) {
+    return make_error(ErrorCode::Unsupported,
+                      "artesian.moments: got \"bf16\", allowed \"fp32\" on a device with memory of "
+                      "its own; leave it out, or train on the CPU");
+  }
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));
   Placement plan = with_nvme_space(*request.config, draft.placement);

@@ -46,7 +46,7 @@ std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const
 
 std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(unit < units.size(), unit, units.size());
-  const std::uint64_t kept = moments.count() * sizeof(float);
+  const std::uint64_t kept = moments.count() * dtype_size(moment_dtype);
   switch (units[unit].master) {
     case Master::Own: return kept + 4;
     case Master::Parameter: return kept;

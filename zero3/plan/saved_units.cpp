@@ -23,6 +23,7 @@ SavedUnits units_that_are(const Placement& placement, bool trainable, std::uint6
                                                                   : StateForm::Whole;
     image.frozen_dtype = placement.param_dtype;
     image.moments = placement.moments;
+    image.moment_dtype = placement.moment_dtype;
     saved.image_of[index] = saved.images.size();
     saved.units.push_back(index);
     saved.images.push_back(std::move(image));

@@ -12,6 +12,7 @@
 #include "kernels/cast.h"
 #include "kernels/checksum.h"
 #include "kernels/split_master.h"
+#include "zero3/step/float_moments.h"
 
 namespace artesian::zero3 {
 
@@ -34,10 +35,17 @@ Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, D
   return {};
 }
 
-/// An element of split master weights; a moment of zero where there are no squares.
-kernels::JoinedMaster join_at(const SubGroup& group, const std::uint16_t* high, std::uint64_t at) {
-  const float square = group.exp_avg_sq == nullptr ? 0.0f : group.exp_avg_sq[at];
-  return kernels::join_master({high[at], group.master_low[at], square});
+/// Elements of split master weights from `begin` on. Squares, if there are any, lose their bit.
+void join_split(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
+                std::span<float> masters) {
+  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
+  for (std::size_t index = 0; index < masters.size(); ++index) {
+    const std::uint64_t at = begin + index;
+    const float square = squares.empty() ? 0.0f : squares[index];
+    const auto joined = kernels::join_master({high[at], group.master_low[at], square});
+    masters[index] = joined.master;
+    if (!squares.empty()) squares[index] = joined.exp_avg_sq;
+  }
 }
 
 /// A part of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)` on one piece
@@ -47,44 +55,38 @@ Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dt
                             const Visit& visit) {
   const bool split = group.master_low != nullptr;
   if (group.master == nullptr && !split) return for_each_frozen_piece(group, part, dtype, visit);
-  const auto at = [](const float* moment, std::uint64_t element) {
-    return moment == nullptr ? nullptr : moment + element;
-  };
-  const std::uint64_t first = part.group_first;
-  if (!split) {
-    return visit(group.master + first, at(group.exp_avg, first), at(group.exp_avg_sq, first),
-                 part.count);
-  }
-  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
-  const auto count_max = static_cast<std::size_t>(std::min(part.count, slice));
-  std::vector<float> master(count_max);
-  std::vector<float> exp_avg_sq(count_max);
-  for (std::uint64_t done = 0; done < part.count; done += count_max) {
-    const std::uint64_t begin = first + done;
-    const std::uint64_t count = std::min<std::uint64_t>(count_max, part.count - done);
-    for (std::uint64_t index = 0; index < count; ++index) {
-      const auto joined = join_at(group, high, begin + index);
-      master[index] = joined.master;
-      exp_avg_sq[index] = joined.exp_avg_sq;
+  for (std::uint64_t done = 0; done < part.count;) {
+    const std::uint64_t begin = part.group_first + done;
+    const std::uint64_t count = std::min(part.count - done, slice);
+    const FloatMoments moments(group, begin, count);
+    done += count;
+    const float* average = FloatMoments::at(moments.average(), 0);
+    if (!split) {
+      ARTESIAN_TRY_VOID(
+          visit(group.master + begin, average, FloatMoments::at(moments.squares(), 0), count));
+      continue;
     }
-    const float* squares = group.exp_avg_sq == nullptr ? nullptr : exp_avg_sq.data();
-    ARTESIAN_TRY_VOID(visit(master.data(), at(group.exp_avg, begin), squares, count));
+    std::vector<float> masters(static_cast<std::size_t>(count));
+    std::vector<float> squares(moments.squares().begin(), moments.squares().end());
+    join_split(group, begin, squares, masters);
+    ARTESIAN_TRY_VOID(visit(masters.data(), average, FloatMoments::at(squares, 0), count));
   }
   return {};
 }
 
 /// Elements of a sub-group from `begin` on become these master weights, beside squares that are
 /// there; where there are none, the weights are settled (kernels::settle_tie).
-void store_split(const SubGroup& group, std::uint64_t begin, std::span<const float> masters) {
+void store_split(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
+                 std::span<const float> masters) {
   auto* high = reinterpret_cast<std::uint16_t*>(group.param);
   ARTESIAN_CHECK(high != nullptr && group.master_low != nullptr, group.unit);
   ARTESIAN_CHECK(begin + masters.size() <= group.count, begin, masters.size(), group.count);
-  for (const float master : masters) {
-    float* square = group.exp_avg_sq == nullptr ? nullptr : group.exp_avg_sq + begin;
-    const auto split = kernels::split_master(master, square == nullptr ? 0.0f : *square);
-    high[begin] = split.high;
-    group.master_low[begin++] = split.low;
-    if (square != nullptr) *square = split.exp_avg_sq;
+  for (std::size_t index = 0; index < masters.size(); ++index) {
+    const float square = squares.empty() ? 0.0f : squares[index];
+    const auto split = kernels::split_master(masters[index], square);
+    high[begin + index] = split.high;
+    group.master_low[begin + index] = split.low;
+    if (!squares.empty()) squares[index] = split.exp_avg_sq;
   }
 }
 
@@ -116,7 +118,7 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
 
 /// Reads what elements of a sub-group from `begin` on are, some of which stay: `master` is theirs,
 /// where that is apart, and split ones are joined.
-void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin,
+void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
                            std::span<float> master) noexcept {
   const Placement& plan = state_.placement();
   const Master kept = plan.units[group.unit].master;
@@ -124,14 +126,7 @@ void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin,
     kernels::expand(group.param + begin * dtype_size(plan.param_dtype), plan.param_dtype,
                     master.data(), master.size());
   }
-  if (kept != Master::Split) return;
-  const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
-  for (std::uint64_t at = begin; float& value : master) {
-    const auto joined = join_at(group, high, at);
-    value = joined.master;
-    if (group.exp_avg_sq != nullptr) group.exp_avg_sq[at] = joined.exp_avg_sq;
-    ++at;
-  }
+  if (kept == Master::Split) join_split(group, begin, squares, master);
 }
 
 /// True if master weights are settled: Note [Without a bit] in kernels/split_master.h.
@@ -159,13 +154,10 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
   const auto count = static_cast<std::size_t>(end - begin);
   std::vector<float> whole(apart ? count : 0);
   const std::span<float> master{apart ? whole.data() : group.master + begin, count};
-  const auto moments = [&](float* moment) {
-    return moment != nullptr ? std::span<float>(moment + begin, count) : std::span<float>();
-  };
-  const std::array<std::span<float>, 3> arrays{master, moments(group.exp_avg),
-                                               moments(group.exp_avg_sq)};
+  const FloatMoments moments(group, begin, count);
+  const std::array<std::span<float>, 3> arrays{master, moments.average(), moments.squares()};
   if (some_stay) {
-    open_slice(group, begin, master);
+    open_slice(group, begin, moments.squares(), master);
   } else {
     for (const auto array : arrays) std::fill(array.begin(), array.end(), 0.0f);
   }
@@ -182,7 +174,8 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
                                   of(arrays[2])));
   }
   if (kept != Master::None) settle_ties(master);
-  if (kept == Master::Split) store_split(group, begin, whole);
+  if (kept == Master::Split) store_split(group, begin, moments.squares(), whole);
+  moments.store();
   if (kept == Master::Own || kept == Master::None) {
     static_cast<void>(kernels::narrow(master.data(),
                                       group.param + begin * dtype_size(plan.param_dtype),
@@ -276,14 +269,14 @@ void Optimizer::restore_counts(std::vector<std::uint64_t> counts) noexcept {
   counts_ = std::move(counts);
 }
 
-/// A sub-group's arrays from element `begin` on.
-kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
-                                         std::uint64_t begin) const noexcept {
+/// A sub-group's arrays from element `begin` on, with moments from there on, or null.
+kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
+                                         float* squares) const noexcept {
   const Placement& plan = state_.placement();
   ARTESIAN_CHECK(begin < group.count, begin, group.count);
   ARTESIAN_CHECK(group.grad != nullptr, group.unit, group.index);
-  ARTESIAN_CHECK((group.exp_avg == nullptr) == plan.moments.average.empty(), group.unit);
-  ARTESIAN_CHECK((group.exp_avg_sq == nullptr) == plan.moments.squares.empty(), group.unit);
+  ARTESIAN_CHECK((average == nullptr) == plan.moments.average.empty(), group.unit);
+  ARTESIAN_CHECK((squares == nullptr) == plan.moments.squares.empty(), group.unit);
   kernels::AdamArrays arrays;
   const Master kept = plan.units[group.unit].master;
   if (kept == Master::Split) {
@@ -291,8 +284,8 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group,
   } else {
     arrays.param = group.master + begin;
   }
-  if (group.exp_avg != nullptr) arrays.exp_avg = group.exp_avg + begin;
-  if (group.exp_avg_sq != nullptr) arrays.exp_avg_sq = group.exp_avg_sq + begin;
+  arrays.exp_avg = average;
+  arrays.exp_avg_sq = squares;
   arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
   arrays.grad_dtype = plan.grad_dtype;
   if (kept != Master::Parameter) {
@@ -338,15 +331,19 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
   if (speculative()) copy_old(group, begin, end, Copy::ToOld);
+  const FloatMoments moments(group, begin, end - begin);
   for (std::uint64_t from = begin; from < end;) {
     const Part part = part_at(group, from, end);
     if (part.constants.has_value()) {
-      kernels::update(arrays_of(group, from), part.end - from, *part.constants);
+      const auto arrays = arrays_of(group, from, FloatMoments::at(moments.average(), from - begin),
+                                    FloatMoments::at(moments.squares(), from - begin));
+      kernels::update(arrays, part.end - from, *part.constants);
     } else {
       keep_param(group, from, part.end);
     }
     from = part.end;
   }
+  moments.store();
   refresh_slice(group, begin, end);
 }
 
@@ -438,7 +435,10 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
         auto call = std::find_if(calls.begin(), calls.end(),
                                  [&](const auto& each) { return each.first == *part.constants; });
         if (call == calls.end()) call = calls.insert(call, {*part.constants, {}});
-        call->second.push_back({arrays_of(group, from), part.end - from});
+        const FloatMoments moments(group, from, part.end - from);
+        const auto arrays = arrays_of(group, from, FloatMoments::at(moments.average(), 0),
+                                      FloatMoments::at(moments.squares(), 0));
+        call->second.push_back({arrays, part.end - from});
       }
       from = part.end;
     }
@@ -568,10 +568,8 @@ Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& vis
     for (std::uint64_t done = 0; done < count;) {
       const auto some = static_cast<std::size_t>(std::min(passed - filled, count - done));
       std::copy_n(p + done, some, values.data() + filled);
-      if (m != nullptr) {
-        std::copy_n(m + done, some, values.data() + passed + filled);
-        std::copy_n(v + done, some, values.data() + 2 * passed + filled);
-      }
+      if (m != nullptr) std::copy_n(m + done, some, values.data() + passed + filled);
+      if (v != nullptr) std::copy_n(v + done, some, values.data() + 2 * passed + filled);
       filled += some;
       done += some;
       if (filled < passed) continue;
@@ -660,24 +658,20 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
   const Placement& plan = state_.placement();
   const bool split = group.master_low != nullptr;
   ARTESIAN_CHECK(first + values.size() <= group.count, first, values.size(), group.count);
-  const float* moment = kind == StateKind::ExpAvg ? group.exp_avg : group.exp_avg_sq;
-  ARTESIAN_CHECK(kind == StateKind::Master || moment != nullptr, group.unit);
-  if (split && kind == StateKind::ExpAvgSq) {  // whose sign is a bit of the weight
-    const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
-    for (std::uint64_t at = first; const float value : values) {
-      const auto joined =
-          kernels::join_master({high[at], group.master_low[at], group.exp_avg_sq[at]});
-      group.exp_avg_sq[at] = value;
-      store_split(group, at++, {&joined.master, 1});
-    }
-  } else if (kind == StateKind::ExpAvg) {
-    std::copy(values.begin(), values.end(), group.exp_avg + first);
+  const FloatMoments moments(group, first, values.size());
+  const std::span<float> moment = kind == StateKind::ExpAvg ? moments.average() : moments.squares();
+  ARTESIAN_CHECK(kind == StateKind::Master || !moment.empty(), group.unit);
+  if (kind != StateKind::Master) {
+    std::vector<float> masters(split && kind == StateKind::ExpAvgSq ? values.size() : 0);
+    join_split(group, first, moments.squares(), masters);  // whose bit is the squares' sign
+    std::copy(values.begin(), values.end(), moment.begin());
+    if (!masters.empty()) store_split(group, first, moments.squares(), masters);
+    moments.store();
   } else if (split) {
     std::vector<float> masters(values.begin(), values.end());
     settle_ties(masters);
-    store_split(group, first, masters);
-  } else if (kind == StateKind::ExpAvgSq) {
-    std::copy(values.begin(), values.end(), group.exp_avg_sq + first);
+    store_split(group, first, moments.squares(), masters);
+    moments.store();
   } else if (group.master != nullptr) {
     std::copy(values.begin(), values.end(), group.master + first);
     settle_ties({group.master + first, values.size()});

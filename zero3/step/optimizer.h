@@ -130,8 +130,10 @@ class Optimizer : public UpdateFlow<Optimizer> {
                           std::uint64_t end) noexcept;
   bool settles() const noexcept;
   void settle_ties(std::span<float> masters) const noexcept;
-  void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> master) noexcept;
-  kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin) const noexcept;
+  void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
+                  std::span<float> master) noexcept;
+  kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
+                                float* squares) const noexcept;
   /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
   struct Cut {
     std::uint64_t first = 0;

@@ -63,11 +63,12 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
     }
     grad_.push_back(add(array(" gradients", place.grad, plan.grad_bytes(unit), plan.grad_dtype)));
     for (std::uint64_t index = 0; index < plan.sub_group_count(unit); ++index) {
-      records.push_back(add({.name = fmt::format("{} optimizer state {}", described.name, index),
-                             .home = plan.optimizer_home(unit, index),
-                             .bytes = plan.record_bytes(unit, index),
-                             .block_bytes = plan.sub_group_numel(unit, index) * 4,
-                             .volume = paths.optimizer_volume}));
+      records.push_back(
+          add({.name = fmt::format("{} optimizer state {}", described.name, index),
+               .home = plan.optimizer_home(unit, index),
+               .bytes = plan.record_bytes(unit, index),
+               .block_bytes = plan.sub_group_numel(unit, index) * dtype_size(plan.moment_dtype),
+               .volume = paths.optimizer_volume}));
     }
   }
   ARTESIAN_CHECK(grad_.size() == param_.size() && optimizer_.size() == param_.size());

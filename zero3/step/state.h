@@ -2,9 +2,13 @@
 // and the shards of every unit. It knows which shard is which; it knows nothing of tensors.
 //
 // Shards of a unit: one for its parameters, one for its gradients, and one record per sub-group for
-// its optimizer state: [exp_avg | exp_avg_sq | master], fp32, contiguous, so that a sub-group is
-// one sequential transfer. Of the master weights the record holds what the parameters do not: all,
-// their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum grain of all.
+// its optimizer state: [average | squares | master], contiguous, so that a sub-group is one
+// sequential transfer: Note [Records]. Of the master weights the record holds what the parameters
+// do not: all, their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum
+// grain of all. Note [Records]: a record's blocks are its arrays, of one length but for the last.
+// Moments are fp32, and so are whole master weights; or, by artesian.moments, bf16, beside low
+// halves or nothing.
+//
 // A frozen unit has parameters alone. Besides, there is a shard for each input that checkpointing
 // keeps in a tier.
 #pragma once

@@ -83,18 +83,22 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
   if (frozen(task.unit)) return group;
   group.grad =
       place(state_.grad(task.unit), group.share_first * dtype_size(plan.grad_dtype), grad_offset());
-  auto* record = reinterpret_cast<float*>(place(state_.optimizer(task.unit, task.index), 0, 0));
+  std::byte* rest = place(state_.optimizer(task.unit, task.index), 0, 0);
   const Master master = plan.units[task.unit].master;
   if (master == Master::Parameter) group.master = reinterpret_cast<float*>(group.param);
-  if (record == nullptr) return group;
-  float* rest = record;
-  const auto next = [&](std::string_view moment) -> float* {
-    if (moment.empty()) return nullptr;
-    return std::exchange(rest, rest + group.count);
+  if (rest == nullptr) return group;
+  const auto next = [&](std::string_view moment, float*& array, std::uint16_t*& half) {
+    if (moment.empty()) return;
+    std::byte* at = std::exchange(rest, rest + group.count * dtype_size(plan.moment_dtype));
+    if (plan.moment_dtype == DType::Float32) {
+      array = reinterpret_cast<float*>(at);
+    } else {
+      half = reinterpret_cast<std::uint16_t*>(at);
+    }
   };
-  group.exp_avg = next(plan.moments.average);
-  group.exp_avg_sq = next(plan.moments.squares);
-  if (master == Master::Own) group.master = rest;
+  next(plan.moments.average, group.exp_avg, group.half_avg);
+  next(plan.moments.squares, group.exp_avg_sq, group.half_avg_sq);
+  if (master == Master::Own) group.master = reinterpret_cast<float*>(rest);
   if (master == Master::Split) group.master_low = reinterpret_cast<std::uint16_t*>(rest);
   return group;
 }
@@ -137,8 +141,11 @@ void SubGroupStream::list_state(const SubGroup& group, bool with_param,
   const ShardId record = state_.optimizer(group.unit, group.index);
   const Master master = plan.units[group.unit].master;
   std::uint64_t block = 0;
-  for (float* moment : {group.exp_avg, group.exp_avg_sq}) {
+  for (const float* moment : {group.exp_avg, group.exp_avg_sq}) {
     if (moment != nullptr) blocks.list(record, block++, moment, 4);
+  }
+  for (const std::uint16_t* moment : {group.half_avg, group.half_avg_sq}) {
+    if (moment != nullptr) blocks.list(record, block++, moment, 2);
   }
   if (master == Master::Split) blocks.list(record, block, group.master_low, 2);
   if (master == Master::Own) blocks.list(record, block, group.master, 4);

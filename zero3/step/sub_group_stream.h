@@ -42,7 +42,9 @@ struct SubGroup {
   float* master = nullptr;   // [count]; with fp32 parameters: the parameters themselves; of
                              // frozen ones null, as are moments and gradient: `param` is all
   float* exp_avg = nullptr;  // [count]: the optimizer's average, as AdamArrays; null: it has none
-  float* exp_avg_sq = nullptr;  // [count]: its squares, likewise
+  float* exp_avg_sq = nullptr;        // [count]: its squares, likewise
+  std::uint16_t* half_avg = nullptr;  // [count]: these two instead, where moments are bf16
+  std::uint16_t* half_avg_sq = nullptr;
   /// [count]: where master weights are split (kernels/split_master.h), `master` is null, `param`
   /// has their upper halves, this the lower ones, and the sign of `exp_avg_sq` is their bit.
   std::uint16_t* master_low = nullptr;

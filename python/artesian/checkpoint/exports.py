@@ -15,9 +15,15 @@ from artesian.checkpoint.zero_to_fp32 import (
     Refused,
     shown,
     torch_tensor,
+    widened,
 )
 
 ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")
+
+
+def floats(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
+    dtype = checkpoint.manifest.arrays[index][array][0]
+    return widened(checkpoint.read_array(index, array, first, count), dtype)
 
 
 def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
@@ -25,10 +31,9 @@ def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int)
     if array == "fp32":
         return checkpoint.master(index, first, count)
     if array == "exp_avg_sq" and checkpoint.has(index, "exp_avg_sq_signed"):
-        signed = checkpoint.read_array(index, "exp_avg_sq_signed", first, count)
-        return (signed.view("<u4") & np.uint32(0x7FFFFFFF)).view("<f4")
+        return np.abs(floats(checkpoint, index, "exp_avg_sq_signed", first, count))
     if checkpoint.has(index, array):
-        return checkpoint.read_array(index, array, first, count).view("<f4")
+        return floats(checkpoint, index, array, first, count)
     return np.zeros(count, np.float32)
 
 

@@ -47,15 +47,15 @@ ARRAYS = {
     "fp32": ("master", "plain", ("F32",)),
     "fp32_high": ("master", "split-v1(high)", ("BF16",)),
     "fp32_low": ("master", "split-v1(low)", ("I16",)),
-    "exp_avg": ("exp_avg", "plain", ("F32",)),
-    "exp_avg_sq": ("exp_avg_sq", "plain", ("F32",)),
-    "exp_avg_sq_signed": ("exp_avg_sq", "split-v1(tie)", ("F32",)),
+    "exp_avg": ("exp_avg", "plain", ("F32", "BF16")),
+    "exp_avg_sq": ("exp_avg_sq", "plain", ("F32", "BF16")),
+    "exp_avg_sq_signed": ("exp_avg_sq", "split-v1(tie)", ("F32", "BF16")),
     "weight": ("weight", "plain", ("F32", "F16", "BF16")),
-    "momentum_buffer": ("momentum_buffer", "plain", ("F32",)),
-    "sum": ("sum", "plain", ("F32",)),
-    "sum_signed": ("sum", "split-v1(tie)", ("F32",)),
-    "square_avg": ("square_avg", "plain", ("F32",)),
-    "square_avg_signed": ("square_avg", "split-v1(tie)", ("F32",)),
+    "momentum_buffer": ("momentum_buffer", "plain", ("F32", "BF16")),
+    "sum": ("sum", "plain", ("F32", "BF16")),
+    "sum_signed": ("sum", "split-v1(tie)", ("F32", "BF16")),
+    "square_avg": ("square_avg", "plain", ("F32", "BF16")),
+    "square_avg_signed": ("square_avg", "split-v1(tie)", ("F32", "BF16")),
 }
 # What an optimizer's squares are called. Without squares split weights have no bit of a tie: they
 # are never at one that was rounded down.
@@ -572,9 +572,10 @@ class Checkpoint:
             high = self.read_array(index, "fp32_high", first, count)
             low = self.read_array(index, "fp32_low", first, count)
             signed = next((f"{s}_signed" for s in SQUARES if f"{s}_signed" in arrays), None)
-            no_bits = np.zeros(4 * count, np.uint8)
-            bits = self.read_array(index, signed, first, count) if signed else no_bits
-            return join_master(high, low, bits)
+            bits = np.zeros(count, np.float32)
+            if signed:
+                bits = widened(self.read_array(index, signed, first, count), arrays[signed][0])
+            return join_master(high, low, bits.view(np.uint8))
         name = "fp32" if "fp32" in arrays else "weight"
         if name not in arrays:
             return np.zeros(0, np.float32)

@@ -241,6 +241,10 @@ const Case single[] = {
     {R"({"zero_optimization": {"offload_optimizer": {"device": "CPU"}}})",
      "zero_optimization.offload_optimizer.device: got \"CPU\", allowed none, cpu or nvme; did you "
      "mean \"cpu\"?"},
+    {R"({"artesian": {"moments": "bf16"}, "fp16": {"enabled": true}})",
+     "artesian.moments: got \"bf16\", allowed \"fp32\" while fp16.enabled is true; train in bf16 "
+     "or "
+     "fp32"},
     {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.999]}}})",
      "optimizer.params.betas: no parameter of SGD; remove it"},
     {R"({"optimizer": {"params": {"momentum": 0.9}}})",

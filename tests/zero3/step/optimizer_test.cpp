@@ -59,13 +59,14 @@ struct How {
   bool split = true;
   enum { AtOnce, Ahead, TakenBack } when = AtOnce;
   OptimizerConfig optimizer = adam();
+  DType moments = DType::Float32;
 };
 
 /// Weights and moments of every parameter, updated by the naive kernel.
 class Naive {
  public:
   Naive(const SmallModel& model, const How& how)
-      : model_(model), moments_(moments_of(how.optimizer)), dtype_(how.dtype) {
+      : model_(model), moments_(moments_of(how.optimizer)), how_(how), dtype_(how.dtype) {
     RandomWeights weights(model.parameters, 5);
     for (std::uint32_t index = 0; index < model.parameters.size(); ++index) {
       auto& state = parameters_.emplace_back();
@@ -93,6 +94,10 @@ class Naive {
     if (!moments_.average.empty()) arrays.exp_avg = state.exp_avg.data();
     if (!moments_.squares.empty()) arrays.exp_avg_sq = state.exp_avg_sq.data();
     kernels::update_naive(arrays, state.master.size(), step);
+    if (how_.moments == DType::Float32) return;
+    for (auto* array : {&state.exp_avg, &state.exp_avg_sq}) {
+      for (float& moment : *array) moment = bf16_to_float(float_to_bf16(moment));
+    }
   }
 
   std::string digest() const {
@@ -123,6 +128,7 @@ class Naive {
   };
   const SmallModel& model_;
   const Moments moments_;
+  const How how_;
   const DType dtype_;
   std::vector<State> parameters_;
 };
@@ -135,7 +141,8 @@ class OptimizerOf : public testing::TestWithParam<How> {
                                  .sub_group = GetParam().sub_group,
                                  .home = GetParam().home,
                                  .split_master = GetParam().split,
-                                 .optimizer = GetParam().optimizer}),
+                                 .optimizer = GetParam().optimizer,
+                                 .moments = GetParam().moments}),
         naive_(tiers_.model, GetParam()),
         gradients_(*tiers_.state),
         optimizer_(*tiers_.state, *tiers_.residency, {.updates = [this](std::uint32_t parameter) {
@@ -254,6 +261,13 @@ std::vector<How> cases() {
     all.push_back({.dtype = dtype, .when = How::TakenBack});
   }
   all.push_back({.dtype = DType::BFloat16, .sub_group = 6144, .split = false});
+  for (const DType dtype : {DType::Float32, DType::BFloat16}) {  // and moments in 2 bytes
+    constexpr DType half = DType::BFloat16;
+    all.push_back({.dtype = dtype, .sub_group = 6144, .moments = half});
+    all.push_back({.dtype = dtype, .when = How::TakenBack, .moments = half});
+    all.push_back(
+        {.dtype = dtype, .home = Offload::Cpu, .optimizer = others()[4], .moments = half});
+  }
   for (const OptimizerConfig& other : others()) {
     all.push_back({.dtype = DType::Float32, .optimizer = other});
     all.push_back({.dtype = DType::BFloat16, .when = How::TakenBack, .optimizer = other});
