@@ -546,30 +546,32 @@ Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& vis
   comm::Group& group = *options_.group;
   const ParameterPlace& place = state_.layout().places[parameter];
   const Unit& unit = state_.layout().units[place.unit];
-  const std::size_t arrays = unit.trainable ? 3 : 1;
-  std::vector<float> values(arrays * passed);  // a piece of each array
+  const Moments& moments = state_.placement().moments;
+  const std::array<bool, 3> there{true, unit.trainable && !moments.average.empty(),
+                                  unit.trainable && !moments.squares.empty()};
+  std::vector<float> values(there.size() * passed);  // a piece of each array
+  const auto array_of = [&](std::size_t array) {
+    return there[array] ? values.data() + array * passed : nullptr;
+  };
   std::size_t filled = 0;
   Result<void> visited;
   const auto pass = [&](std::uint32_t owner, std::size_t count) -> Result<void> {
-    for (std::size_t array = 0; array < arrays; ++array) {
-      const auto piece = std::span(values).subspan(array * passed, count);
+    for (std::size_t array = 0; array < there.size(); ++array) {
+      if (!there[array]) continue;
+      const auto piece = std::span(array_of(array), count);
       ARTESIAN_TRY_VOID(
           group.broadcast(std::as_writable_bytes(piece), owner, {"state of", unit.name}));
     }
-    const float* const master = values.data();
-    const auto moment = [&](std::size_t array) {
-      return arrays == 1 ? nullptr : values.data() + array * passed;
-    };
-    if (visited.has_value()) visited = visit(master, moment(1), moment(2), count);
+    if (visited.has_value()) visited = visit(array_of(0), array_of(1), array_of(2), count);
     return {};
   };
   const auto hand_on = [&](const float* p, const float* m, const float* v,
                            std::uint64_t count) -> Result<void> {
     for (std::uint64_t done = 0; done < count;) {
       const auto some = static_cast<std::size_t>(std::min(passed - filled, count - done));
-      std::copy_n(p + done, some, values.data() + filled);
-      if (m != nullptr) std::copy_n(m + done, some, values.data() + passed + filled);
-      if (v != nullptr) std::copy_n(v + done, some, values.data() + 2 * passed + filled);
+      std::copy_n(p + done, some, array_of(0) + filled);
+      if (m != nullptr) std::copy_n(m + done, some, array_of(1) + filled);
+      if (v != nullptr) std::copy_n(v + done, some, array_of(2) + filled);
       filled += some;
       done += some;
       if (filled < passed) continue;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/checksum.h"
+#include "zero3/config/optimizers.h"
 #include "zero3/step/lr_schedule.h"
 #include "zero3/step/step_core.h"
 
@@ -39,10 +40,17 @@ Result<void> StepCore::agree() {
         fmt::format("the learning rate behind {} updates", updates),
         fmt::format("{}", learning_rate(config_.scheduler, config_.optimizer, updates)));
   }
-  add("optimizer.params.betas[0]", config_.optimizer.beta1);
-  add("optimizer.params.betas[1]", config_.optimizer.beta2);
-  add("optimizer.params.eps", config_.optimizer.eps);
-  add("optimizer.params.weight_decay", config_.optimizer.weight_decay);
+  const OptimizerConfig& optimizer = config_.optimizer;
+  add("optimizer.type", type_name(optimizer));
+  add("the optimizer's moments", dtype_name(config_.artesian.moments));
+  add("optimizer.params.betas[0] or momentum", optimizer.beta1);
+  add("optimizer.params.betas[1] or alpha", optimizer.beta2);
+  add("optimizer.params.eps", optimizer.eps);
+  add("optimizer.params.weight_decay", optimizer.weight_decay);
+  add("optimizer.params.bias_correction", optimizer.bias_correction);
+  add("optimizer.params.dampening", optimizer.dampening);
+  add("optimizer.params.nesterov", optimizer.nesterov);
+  add("optimizer.params.lr_decay", optimizer.lr_decay);
   ARTESIAN_TRY_VOID(agreement_.compare(facts));
   ARTESIAN_TRY(run_id, agreement_.of_first(run_id_, "the run's number"));
   run_id_ = run_id;

@@ -48,6 +48,8 @@ struct Case {
   int head = 0;          // tied; of its own
   int schedule = 0;      // Equality's
   int stage = 3;
+  OptimizerType type = OptimizerType::Adam;
+  DType moments = DType::Float32;
   std::uint64_t delays = 0;
 };
 
@@ -102,6 +104,8 @@ class Ranks : public Equality {
     Config config = config_of(choice_of(each));
     config.accumulation_steps = all / (group == nullptr ? 1 : group->ranks());
     config.zero.stage = each.stage;
+    config.optimizer.type = each.type;
+    config.artesian.moments = each.moments;
     config.artesian.device_memory = config.artesian.host_memory = everything;
     if (change) change(config);
     Run run;
@@ -194,6 +198,15 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
     }
   }
   EXPECT_GT(skipped, 10u);  // by the loss scale of fp16
+}
+
+/// Those that keep one moment, two or none, and moments in two bytes.
+TEST_F(Ranks, EveryOptimizerHasTheBitsOfOne) {
+  for (const OptimizerType type :
+       {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion}) {
+    expect_bits_of_one({.ranks = 3, .optimizer = 2, .dtype = 1, .type = type});
+  }
+  expect_bits_of_one({.ranks = 2, .optimizer = 1, .dtype = 1, .moments = DType::BFloat16});
 }
 
 /// One rank's loss is infinite: no rank takes that step.
