@@ -38,7 +38,7 @@ class OfStages(type):
     def __instancecheck__(self, instance: Any) -> bool:
         engine = getattr(instance, "_engine", None)
         return (
-            isinstance(instance, AdamW)
+            isinstance(instance, TieredOptimizer)
             and engine is not None
             and (engine.zero_optimization_stage() in self.stages)
         )
