@@ -61,7 +61,9 @@ def test_every_type_is_torchs_and_has_its_size():
     empty = zero_to_fp32.torch_tensor(np.zeros(0, np.uint8), "BF16", (0, 3))
     assert empty.shape == (0, 3) and empty.dtype == torch.bfloat16
     for role, encoding, dtypes in zero_to_fp32.ARRAYS.values():
-        assert role in ("master", "exp_avg", "exp_avg_sq", "weight") and encoding and dtypes
+        averages = ("exp_avg", "momentum_buffer")
+        known = ("master", "weight", *averages, *zero_to_fp32.SQUARES)
+        assert role in known and encoding and dtypes
 
 
 def test_what_torch_saves_is_what_is_read():
