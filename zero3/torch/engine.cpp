@@ -74,6 +74,13 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_shape(module.parameters(), module.stages()));
   ARTESIAN_TRY_VOID(check_trainable(module.parameters()));
   ARTESIAN_TRY_VOID(check_lookups(module.stages()));
+  layer_by_layer = keeps_order(module.stages());
+  if (options.group != nullptr && !layer_by_layer) {  // each stage's gradients come rank by rank
+    return make_error(ErrorCode::Unsupported,
+                      fmt::format("not supported yet with {} ranks: a parameter that the graphs of "
+                                  "two stages have; train with one process",
+                                  ranks()));
+  }
   ARTESIAN_TRY_VOID(open_device());
   StepCoreOptions core_options{
       .run_id = options.run_id,
@@ -103,7 +110,6 @@ Result<void> Engine::Impl::build() {
                         .activation_checkpointing = config.activation_checkpointing,
                         .ranks = ranks(),
                         .stop = options.group != nullptr ? std::function<bool()>() : options.stop});
-  layer_by_layer = keeps_order(module.stages());
   return {};
 }
 

@@ -320,6 +320,33 @@ TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
             "none");
 }
 
+/// Its gradients would be added in another order than one rank's.
+TEST_F(Ranks, AParameterOfTwoGraphsIsRefused) {
+  class Shared final : public Module {
+   public:
+    const std::vector<ParameterSpec>& parameters() const noexcept override { return parameters_; }
+    const std::vector<StageSpec>& stages() const noexcept override { return stages_; }
+    at::Tensor forward(std::size_t, const at::Tensor& input, const std::vector<at::Tensor>&,
+                       const Batch&) override {
+      return input;
+    }
+
+   private:
+    const std::vector<ParameterSpec> parameters_{{.name = "w", .shape = {4}}};
+    const std::vector<StageSpec> stages_{{.name = "one", .parameters = {0}, .lookup = {}},
+                                         {.name = "two", .parameters = {0}, .lookup = {}}};
+  };
+  LocalRanks ranks(2);
+  run_ranks(ranks, [&](comm::Group& group) {
+    Shared module;
+    const auto engine = Engine::create(module, config_of(choice_of({})), {.group = &group});
+    ASSERT_FALSE(engine.has_value());
+    EXPECT_EQ(engine.error().message,
+              "not supported yet with 2 ranks: a parameter that the graphs of two stages have; "
+              "train with one process");
+  });
+}
+
 /// One rank steps where the others are still in the middle of their micro-batches.
 TEST_F(Ranks, RanksThatDoDifferentThingsAllFail) {
   LocalRanks ranks(2);
