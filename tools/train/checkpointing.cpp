@@ -326,7 +326,7 @@ double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
 }
 
 bool Checkpointing::must_stop_now(const zero3::Engine& engine, double seconds_more) const {
-  if (stop_requested() == 0 || flags_.directory.empty() || flags_.together) return false;
+  if (stop_requested() == 0 || flags_.directory.empty()) return false;
   return seconds_more + seconds_of_save(engine) > flags_.grace - seconds_since_stop();
 }
 
@@ -376,8 +376,7 @@ std::uint64_t Checkpointing::steps_without_checkpoint() const noexcept {
 }
 
 void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
-  if (flags_.together || saving_.has_value() || !is_due(step, false) || stop_requested() != 0)
-    return;
+  if (saving_.has_value() || !is_due(step, false) || stop_requested() != 0) return;
   static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too
 }
 

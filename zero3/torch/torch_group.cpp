@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "zero3/torch/from_torch.h"
 
 namespace artesian::zero3 {
 namespace {

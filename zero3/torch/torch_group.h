@@ -1,7 +1,7 @@
 // A comm::Group over one of PyTorch's: its backend for the CPU's memory moves the bytes, by sends
 // and receives that carry the operation's number. So ranks that are in different operations find
 // that out by waiting, and nobody gets another operation's bytes: Gloo's own collectives end the
-// process then, or swap the data (docs/dev/ranks.md).
+// process then, or swap the data.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
