@@ -101,6 +101,14 @@ def as_state(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32).contiguous()
 
 
+def check_shape(call: str, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    if values.shape != parameter.shape:
+        raise InvalidError(
+            f"{call}: got the shape {tuple(values.shape)}, allowed that of the parameter, "
+            f"{tuple(parameter.shape)}"
+        )
+
+
 def check_model(model: nn.Module, plan: Plan) -> None:
     """Refuses what would train to wrong numbers, or nothing."""
     for option in ("is_loaded_in_8bit", "is_loaded_in_4bit", "is_quantized"):
@@ -434,17 +442,24 @@ class Engine(Members):
         """A copy of a parameter's gradient since the last step, fp32; None if there is none."""
         return self._core.read_gradient(self._number(parameter))
 
+    def set_full_gradient(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """The parameter's gradient since the last step becomes this one, rounded to the dtype of
+        parameters: between `backward()` and `step()`."""
+        number = self._number(parameter)
+        check_shape("set_full_gradient", parameter, values)
+        if not self._core.write_gradient(number, as_state(values)):
+            raise InvalidError(
+                "set_full_gradient: no backward has come since the last step; gradients are set "
+                "between backward() and step()"
+            )
+
     def set_full_state(
         self, parameter: nn.Parameter, values: torch.Tensor, kind: str = "fp32"
     ) -> None:
         """The parameter's master weights, or a moment, become these. Between two steps, or two
         micro-batches of one."""
         number = self._number(parameter)
-        if values.shape != parameter.shape:
-            raise InvalidError(
-                f"set_full_state: got the shape {tuple(values.shape)}, allowed that of the "
-                f"parameter, {tuple(parameter.shape)}"
-            )
+        check_shape("set_full_state", parameter, values)
         if kind == "fp32":
             self.take_changes()
             self.saved_masters.forget(number)

@@ -225,6 +225,10 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
              if (!read.defined()) return std::nullopt;
              return read;
            })
+      .def("write_gradient",
+           [](HookedEngine& engine, std::uint32_t parameter, const at::Tensor& values) {
+             return without_gil([&] { return engine.write_gradient(parameter, values); });
+           })
       .def(
           "changed",
           [](HookedEngine& engine, bool values) {

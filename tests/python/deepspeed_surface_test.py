@@ -241,6 +241,42 @@ def test_what_programs_ask_of_an_optimizer(parts):
     optimizer.empty_partition_cache()
 
 
+@pytest.mark.parametrize("precision, place", [("fp32", 2), ("fp16", 3), ("bf16", "nvme")])
+def test_gradients_are_replaced_between_backward_and_step(precision, place, tmp_path):
+    """As by loops that clip or filter each parameter's gradient by themselves."""
+    utils = deepspeed.utils
+    model, batch = stack()
+    config = config_for(tmp_path if place == "nvme" else None)
+    if place == 2:
+        config["zero_optimization"] = {"stage": 2}
+    if precision != "fp32":
+        config[precision] = {"enabled": True} | ({"loss_scale": 64} if precision == "fp16" else {})
+        config["artesian"]["compute_dtype"] = "fp32"
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config)
+    for step in range(3):  # the last ones' updates begin under backward
+        masters = [engine.full_parameter(p) for p in model.parameters()]
+        with pytest.raises(artesian.Error, match="set between backward"):
+            utils.safe_set_full_grad(model.scale, torch.zeros_like(masters[0]))
+        engine.backward(engine(batch(step)))
+        before = [utils.safe_get_full_grad(p) for p in model.parameters()]
+        assert any(bool(gradient.any()) for gradient in before)
+        with pytest.raises(artesian.Error, match=r"set_full_gradient: got the shape \(3,\)"):
+            utils.safe_set_full_grad(model.scale, torch.zeros(3))
+        utils.safe_update_full_grad_vectorized(model.parameters(), lambda grad, p: grad * -2)
+        first = next(iter(model.parameters()))
+        utils.safe_set_local_grad(first, torch.zeros(first.numel()))
+        now = [utils.safe_get_full_grad(p) for p in model.parameters()]
+        assert not now[0].any()
+        assert all(torch.equal(a, -2 * b) for a, b in zip(now[1:], before[1:]))
+        engine.step()
+        if step == 0:  # Adam's first step is as large as the rate, against the gradient
+            for old, p, gradient in zip(masters, model.parameters(), now):
+                moved = (engine.full_parameter(p) - old).sign()
+                clear = gradient.abs() > 1e-4
+                assert torch.equal(moved[clear], -gradient.sign()[clear])
+    engine.destroy()
+
+
 def test_what_programs_ask_of_parameters_and_modules(parts):
     engine = parts[0]
     for module in engine.module.modules():

@@ -91,6 +91,13 @@ Result<void> Gradients::read(
                            {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
+Result<void> Gradients::replace(const ParameterGradient& gradient) noexcept {
+  ARTESIAN_CHECK(gradient.parameter < set_.size() && !exchange_, gradient.parameter);
+  set_[gradient.parameter] = false;  // so the next addition sets it
+  ARTESIAN_TRY_VOID(add(state_.layout().places[gradient.parameter].unit, {&gradient, 1}));
+  return write_back();
+}
+
 Error Gradients::cause_of(Error error) noexcept {
   if (error.code != ErrorCode::Io && error.code != ErrorCode::NoSpace) return error;
   auto written = finish_writes();

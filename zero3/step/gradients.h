@@ -97,6 +97,9 @@ class Gradients {
   /// before. Errors: the sink's, Io, Corrupt, Timeout.
   Result<void> read(std::uint32_t parameter,
                     const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  /// The parameter's gradient of this step so far becomes this one, in its unit's added_dtype();
+  /// what comes later is added to it. Errors: as add.
+  Result<void> replace(const ParameterGradient& gradient) noexcept;
   /// Returns what ended a run that ends with this error: a write that `add` has left in flight and
   /// that failed before is why later transfers of the same file do.
   Error cause_of(Error error) noexcept;

@@ -693,6 +693,23 @@ Result<bool> StepCore::read_gradient(
   return true;
 }
 
+Result<bool> StepCore::write_gradient(const ParameterGradient& gradient) {
+  ARTESIAN_TRY_VOID(check(StepCall::WriteState, "write_gradient"));
+  const ParameterSpec& spec = shape_.parameters[gradient.parameter];
+  if (!spec.trainable) {
+    return make_error(ErrorCode::Invalid,
+                      "write_gradient: \"" + spec.name + "\": a frozen parameter has no gradient");
+  }
+  if (step_state_ == StepState::Ready) return false;
+  ARTESIAN_TRY_VOID(take_update_back());
+  const auto replace = [&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(optimizer_->stop_reading());
+    return gradients_->replace(gradient);
+  };
+  ARTESIAN_TRY_VOID(of_no_step(replace));
+  return true;
+}
+
 Result<void> StepCore::write_state(
     std::uint32_t parameter, StateKind kind,
     const std::function<void(std::uint64_t first, std::span<float> values)>& source) {

@@ -251,6 +251,10 @@ class StepCore : public StepFlow<StepCore> {
   /// now. What comes is multiplied by the loss scale. Errors: as read_state.
   Result<bool> read_gradient(std::uint32_t parameter,
                              const std::function<Result<void>(std::span<const float>)>& sink);
+  /// Gradients::replace, where write_state() is legal and once the step has had a backward: its
+  /// update has this gradient. False, and nothing is written: it has had none. Errors: as
+  /// read_state; Invalid: a frozen parameter.
+  Result<bool> write_gradient(const ParameterGradient& gradient);
   /// Optimizer::write_state, of no step, while no group of micro-batches is under way: what is
   /// computed from here on, the update of the step under way too, has the new values. Errors: as
   /// read_state.

@@ -144,18 +144,35 @@ Result<at::Tensor> HookedEngine::read_gradient(std::uint32_t parameter) {
   });
 }
 
-Result<void> HookedEngine::write_state(std::uint32_t parameter, StateKind kind,
-                                       const at::Tensor& values) {
-  ARTESIAN_TRY(open, uses_for(parameter, "write_state"));
+/// Refuses a tensor that is not a parameter's values in fp32.
+Result<void> HookedEngine::check_values(std::uint32_t parameter, const at::Tensor& values,
+                                        const char* call) const {
   const ParameterSpec& spec = core_->shape().parameters[parameter];
   const bool fits = values.defined() && values.is_cpu() && values.is_contiguous() &&
                     values.scalar_type() == at::kFloat &&
                     values.sizes() == at::IntArrayRef(spec.shape);
-  if (!fits) {
-    return make_error(ErrorCode::Invalid,
-                      "write_state: parameter \"" + spec.name +
-                          "\": allowed a contiguous tensor of fp32 on the CPU in its shape");
-  }
+  if (fits) return {};
+  return make_error(ErrorCode::Invalid,
+                    fmt::format("{}: parameter \"{}\": allowed a contiguous tensor of fp32 on the "
+                                "CPU in its shape",
+                                call, spec.name));
+}
+
+Result<bool> HookedEngine::write_gradient(std::uint32_t parameter, const at::Tensor& values) {
+  ARTESIAN_TRY_VOID(uses_for(parameter, "write_gradient"));
+  ARTESIAN_TRY_VOID(check_values(parameter, values, "write_gradient"));
+  return from_torch([&]() -> Result<bool> {
+    const std::uint32_t unit = core_->layout().places[parameter].unit;
+    const at::Tensor scaled =
+        values.mul(core_->loss_scale()).to(scalar_type(core_->gradients().added_dtype(unit)));
+    return core_->write_gradient({parameter, scaled.const_data_ptr()});
+  });
+}
+
+Result<void> HookedEngine::write_state(std::uint32_t parameter, StateKind kind,
+                                       const at::Tensor& values) {
+  ARTESIAN_TRY(open, uses_for(parameter, "write_state"));
+  ARTESIAN_TRY_VOID(check_values(parameter, values, "write_state"));
   ARTESIAN_TRY_VOID(open->leave_step());
   const float* source = values.const_data_ptr<float>();
   ARTESIAN_TRY_VOID(

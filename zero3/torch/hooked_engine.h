@@ -63,6 +63,11 @@ class HookedEngine {
   /// A parameter's gradient since the last step, not multiplied by the loss scale, fp32, in its
   /// shape; an undefined tensor: there is none. Errors: as StepCore::read_gradient.
   Result<at::Tensor> read_gradient(std::uint32_t parameter);
+  /// The parameter's gradient of the step so far becomes this one, rounded to the dtype of
+  /// parameters; without the loss scale. Shape: that of the parameter, fp32, contiguous, on the
+  /// CPU. False, and nothing is written: no backward has come since the last step. Errors: as
+  /// StepCore::write_gradient.
+  Result<bool> write_gradient(std::uint32_t parameter, const at::Tensor& values);
   /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
   Result<std::string> digest();
   /// StepCore::save_checkpoint, with LibTorch's generators and facts, and the modules' buffers,
@@ -79,6 +84,8 @@ class HookedEngine {
  private:
   HookedEngine() = default;
   Result<UnitUses*> uses_for(std::uint32_t parameter, const char* call);
+  Result<void> check_values(std::uint32_t parameter, const at::Tensor& values,
+                            const char* call) const;
   Result<void> build(ModelShape shape, const Config& config, const HookedEngineOptions& options,
                      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 

@@ -4,13 +4,11 @@ the whole, as one row of numbers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
 
 from artesian import zero
-from artesian.errors import UnsupportedError
 
 
 def row(values: torch.Tensor | None) -> torch.Tensor | None:
@@ -41,25 +39,25 @@ def safe_set_local_optimizer_state(
     zero.safe_set_full_optimizer_state(param, value.view(param.shape), optim_state_key)
 
 
-def refuse(name: str) -> None:
-    raise UnsupportedError(
-        f"{name}: gradients cannot be set: they are added to the tiers as they come; change the "
-        "loss, or register a hook on the parameter, which sees each gradient before"
-    )
-
-
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
-    if zero.engine_of(param) is not None:
-        refuse("safe_set_full_grad")
+    """The parameter's gradient, between backward() and step(), becomes this one; without an engine,
+    or of a frozen parameter, nothing."""
+    engine = zero.engine_of(param)
+    if engine is not None and param.requires_grad:
+        engine.set_full_gradient(param, value)
 
 
 def safe_set_local_grad(param: nn.Parameter, value: torch.Tensor) -> None:
-    if zero.engine_of(param) is not None:
-        refuse("safe_set_local_grad")
+    safe_set_full_grad(param, value.view(param.shape))
 
 
 def safe_update_full_grad_vectorized(
-    param_list: Iterable[nn.Parameter], update_func: Callable[..., Any]
+    param_list: Iterable[nn.Parameter],
+    update_func: Callable[[torch.Tensor, nn.Parameter], torch.Tensor],
 ) -> None:
-    if any(zero.engine_of(param) is not None for param in param_list):
-        refuse("safe_update_full_grad_vectorized")
+    """Each gradient becomes what `update_func(gradient, parameter)` returns; parameters without a
+    gradient are left alone."""
+    for param in param_list:
+        gradient = zero.safe_get_full_grad(param)
+        if gradient is not None:
+            safe_set_full_grad(param, update_func(gradient, param))

@@ -148,6 +148,49 @@ TEST(StepCoreState, GradientsOfTheStepSoFarAreReadAndStayAsTheyAre) {
   }
 }
 
+TEST(StepCoreState, AGradientThatIsReplacedIsThatOfTheStepAndIsAddedTo) {
+  std::string digest;
+  for (const Case& run : {Case{}, Case{.home = Offload::Cpu, .host_more = 1 << 20},
+                          Case{.host_more = 60'000, .sub_group = 4096}}) {
+    Driver driver(run);
+    driver.fill();
+    driver.step(0);
+    const auto& parameters = driver.core->shape().parameters;
+    const auto replace = [&](std::uint32_t parameter, std::uint64_t seed) {
+      auto values = Driver::numbers(seed, parameter, parameters[parameter].numel(), 1.0);
+      return driver.core->write_gradient({parameter, values.data()}).value();
+    };
+    const auto expect_read = [&](std::uint32_t parameter, std::vector<std::uint64_t> seeds) {
+      std::vector<float> expected(parameters[parameter].numel());
+      for (const std::uint64_t seed : seeds) {
+        const auto some = Driver::numbers(seed, parameter, expected.size(), 1.0);
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += some[i];
+      }
+      std::vector<float> read;
+      const auto sink = [&](std::span<const float> piece) {
+        read.insert(read.end(), piece.begin(), piece.end());
+        return Result<void>();
+      };
+      ASSERT_TRUE(driver.core->read_gradient(parameter, sink).value());
+      EXPECT_EQ(read, expected) << parameter;
+    };
+    EXPECT_FALSE(replace(2, 7));  // there is none yet
+    driver.forward();
+    driver.backward(10, 1.0, {.last = false, .learning_rate = {}, .losses = {}});
+    EXPECT_TRUE(replace(2, 7));
+    expect_read(2, {7});
+    expect_read(1, {10});
+    driver.forward();
+    driver.backward(11, 1.0, {.last = false, .learning_rate = {}, .losses = {}});
+    expect_read(2, {7, 11});
+    EXPECT_TRUE(replace(3, 8));
+    expect_read(3, {8});
+    ASSERT_EQ(error_of(driver.core->step()), "");
+    if (digest.empty()) digest = driver.digest();
+    EXPECT_EQ(driver.digest(), digest);
+  }
+}
+
 TEST(StepCoreState, AFrozenParameterHasWeightsAlone) {
   SmallModel model = make_small_model(24, 16, 3);
   model.parameters[2].trainable = false;
@@ -161,6 +204,8 @@ TEST(StepCoreState, AFrozenParameterHasWeightsAlone) {
   const auto nothing = [](std::uint64_t, std::span<float>) { ADD_FAILURE(); };
   const auto refused = driver.core->write_state(2, StateKind::ExpAvg, nothing);
   EXPECT_NE(error_of(refused).find("a frozen parameter has no moments"), std::string::npos);
+  const auto no_gradient = driver.core->write_gradient({2, values.data()});
+  EXPECT_NE(error_of(no_gradient).find("a frozen parameter has no gradient"), std::string::npos);
   driver.step(1);  // and that ended nothing
 }
 
