@@ -157,6 +157,29 @@ def test_a_generation_and_a_state_dict_under_gathered_parameters(place, tmp_path
     take_steps(engine, batch, 1)
 
 
+@pytest.mark.parametrize("writes", [None, 0])
+def test_passes_under_gathered_parameters_between_steps_bring_their_update(writes):
+    """Of parameters that persist, which await it from step() on: as online training generates."""
+    digests = []
+    for inside in (False, True):
+        engine, model, batch, _ = start(threshold=40)
+        for step in range(3):
+            with zero.GatheredParameters(model.parameters(), modifier_rank=writes):
+                if writes is not None:
+                    model.model.norm.weight.data.mul_(0.5)
+                if inside:
+                    with torch.no_grad():
+                        model(**batch(0))
+                if writes is not None:
+                    model.model.norm.weight.data.mul_(1.5)
+            with torch.no_grad():
+                engine(**batch(1))
+            engine.backward(engine(**batch(step)).loss)
+            engine.step()
+        digests.append(engine.digest())
+    assert digests[0] == digests[1]
+
+
 def test_ds_status_says_whether_a_parameter_is_there(tmp_path):
     from artesian.described import ZeroParamStatus, describe
 

@@ -32,6 +32,7 @@ ParameterWatch::ParameterWatch(const StepCore& core, ParameterTensors& tensors)
       sums_(core.layout().places.size(), 0),
       readable_(core.layout().units.size(), false),
       lent_(core.layout().places.size(), false),
+      unseen_(core.layout().places.size(), false),
       refused_gradients_(core.layout().places.size()) {
   for (std::uint32_t parameter = 0; parameter < lent_.size(); ++parameter) {
     at::Tensor tensor = tensors_.at(parameter);
@@ -75,6 +76,13 @@ void ParameterWatch::remember_one(std::uint32_t parameter) {
   sums_[parameter] = sum_of(parameter);
 }
 
+void ParameterWatch::lend(std::uint32_t parameter, bool lent) {
+  lent_[parameter] = lent;
+  if (lent || !unseen_[parameter]) return;
+  unseen_[parameter] = false;
+  remember_one(parameter);
+}
+
 void ParameterWatch::versions_bumped() {
   if (!core_.resident()) return;  // others are remembered anew
   for (std::uint32_t parameter = 0; parameter < versions_.size(); ++parameter) {
@@ -87,6 +95,7 @@ void ParameterWatch::remember(std::uint32_t unit, bool readable) {
   readable_[unit] = readable;
   for (const std::uint32_t parameter : core_.layout().units[unit].parameters) {
     versions_[parameter] = version_of(tensors_.at(parameter));
+    unseen_[parameter] = readable && lent_[parameter];
     if (readable && !lent_[parameter] && tensors_.has_own_memory(parameter)) {
       sums_[parameter] = sum_of(parameter);
     }

@@ -41,7 +41,7 @@ class ParameterWatch {
   /// are so still. Errors: Invalid.
   Result<void> check() const;
   /// The caller has given the parameter memory of its own for a while: it is not looked at.
-  void lend(std::uint32_t parameter, bool lent) { lent_[parameter] = lent; }
+  void lend(std::uint32_t parameter, bool lent);
   /// Of resident parameters, which the caller may change: those that are not as remembered.
   std::vector<std::uint32_t> changed(LookFor look) const;
   /// remember() of one readable parameter.
@@ -69,6 +69,7 @@ class ParameterWatch {
   std::vector<std::uint64_t> sums_;            // of what was readable then
   std::vector<bool> readable_;                 // by unit
   std::vector<bool> lent_;                     // by parameter
+  std::vector<bool> unseen_;                   // and what was to be remembered meanwhile
   std::vector<at::Tensor> refused_gradients_;  // by parameter, made as they are needed
   bool placed_ = false;                        // parameters have them as `grad`
 };
