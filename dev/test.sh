@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dev/build.sh release || exit 1
 
 dev/extras.sh dev/requirements-hf.lock >/dev/null || exit 1
+dev/extras.sh dev/requirements-trl.lock >/dev/null || exit 1
 runner="$(dev/extras.sh dev/requirements-test.lock)" || exit 1
 
 ctest --preset release --parallel 2 2>&1 | tee build/ctest.log

@@ -248,7 +248,16 @@ class Engine(Members):
     ) -> Hooks:
         taking = weakref.WeakMethod(self.take_changes) if self.resident else None
         as_stored = AsStored(self._managed, self.param_dtype, self.config_values.nvme_path)
-        return Hooks(self._core, model, plan, tables, self.param_dtype, taking, as_stored)
+        return Hooks(
+            self._core,
+            model,
+            plan,
+            tables,
+            self.param_dtype,
+            taking,
+            as_stored,
+            gives_names=self.manner is Manner.DEEPSPEED,
+        )
 
     # Calls
 

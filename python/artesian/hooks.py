@@ -187,7 +187,11 @@ class Hooks:
         param_dtype: torch.dtype,
         take_changes: weakref.WeakMethod[Any] | None,
         as_stored: AsStored,
+        *,
+        gives_names: bool,
     ) -> None:
+        """`gives_names`: state_dict() has names and shapes where nothing is gathered, as PEFT asks
+        for; what is read of the values is an error all the same."""
         self.core = core
         self.take_changes = take_changes  # None: parameters are not resident
         self.param_dtype = param_dtype
@@ -206,7 +210,8 @@ class Hooks:
         for each in dict.fromkeys([model, *modules]):
             untyped: Any = each
             if take_changes is None:
-                self.handles.append(untyped.register_state_dict_pre_hook(refuse_state_dict))
+                if not gives_names:
+                    self.handles.append(untyped.register_state_dict_pre_hook(refuse_state_dict))
                 self.handles.append(
                     untyped.register_load_state_dict_pre_hook(refuse_load_state_dict)
                 )

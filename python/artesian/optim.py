@@ -64,6 +64,17 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         return len(self._parameters())
 
 
+class ParameterCoordinator:
+    """What callers tell that the order of parameters they have recorded is void. Ours is found anew
+    where a pass departs from it, so there is none to drop."""
+
+    def is_invalid_trace(self) -> bool:
+        return True
+
+    def _invalidate_trace(self) -> None:
+        """Nothing is recorded."""
+
+
 class ParameterOffload:
     """Of DeepSpeed, whose hooks some programs take off while they generate, and put on again. The
     engine's hooks let a model generate as it is, so these are none."""
@@ -72,7 +83,7 @@ class ParameterOffload:
         self.module = module
         self.forward_hooks: list[Any] = []
         self.backward_hooks: list[Any] = []
-        self.param_coordinator = None
+        self.param_coordinator = ParameterCoordinator()
 
     def _register_deepspeed_module(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
         """Nothing was taken off."""

@@ -277,6 +277,18 @@ def test_gradients_are_replaced_between_backward_and_step(precision, place, tmp_
     engine.destroy()
 
 
+def test_a_state_dict_has_names_and_shapes_where_nothing_is_gathered(parts, tmp_path):
+    """PEFT asks modules for their names; a save of what is not there must not pass for one."""
+    engine = parts[0]
+    state = engine.module.state_dict()
+    expected = stack()[0].state_dict()
+    assert {name: t.shape for name, t in state.items()} == {n: t.shape for n, t in expected.items()}
+    with pytest.raises(RuntimeError, match='parameter ".*" is released'):
+        torch.save(state, tmp_path / "saved.pt")
+    with pytest.raises(RuntimeError, match="is released"):
+        state["blocks.0.weight"].sum()
+
+
 def test_what_programs_ask_of_parameters_and_modules(parts):
     engine = parts[0]
     for module in engine.module.modules():

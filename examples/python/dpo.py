@@ -1,0 +1,55 @@
+"""Trains a pretrained model by preferences with TRL's DPOTrainer, beside a frozen reference, which
+is an engine of its own below the same nvme_path; nothing in it knows of Artesian:
+
+    python dpo.py --model DIR --data pairs.jsonl                                         # plain
+    ARTESIAN_AS_DEEPSPEED=1 python dpo.py --model DIR --data pairs.jsonl \\
+        --deepspeed ds_config.json
+
+Each line of the data is {"prompt": "...", "chosen": "...", "rejected": "..."}.
+"""
+
+import argparse
+import json
+
+import datasets
+import transformers
+import trl
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--deepspeed", metavar="CONFIG")
+    parser.add_argument("--local_rank", type=int)  # given by the command deepspeed
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--output", default="preferred")
+    given = parser.parse_args()
+    # Before the models are loaded: which is how they come to be made in the tiers.
+    arguments = trl.DPOConfig(
+        output_dir=given.output,
+        deepspeed=given.deepspeed,
+        model_init_kwargs={"dtype": "float32"},
+        max_steps=given.steps,
+        max_length=128,
+        per_device_train_batch_size=2,
+        learning_rate=1e-5,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        bf16=False,
+        seed=3,
+    )
+    trainer = trl.DPOTrainer(
+        model=given.model,  # and the reference, which is not given, too
+        args=arguments,
+        train_dataset=datasets.load_dataset("json", data_files=given.data, split="train"),
+        processing_class=transformers.AutoTokenizer.from_pretrained(given.model),
+    )
+    trainer.train()
+    trainer.save_model()
+    print(json.dumps([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
+
+
+if __name__ == "__main__":
+    main()
