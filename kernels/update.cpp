@@ -58,6 +58,12 @@ HWY_INLINE FloatVector step_of_vectors(const UpdateStep& step, bool has_average,
     if (!has_average) return u;
     m = hn::Add(hn::Mul(beta1, m), u);
     return m;
+  } else if constexpr (rule == Rule::Lamb) {
+    const auto first = hn::Set(d, 1.0f - step.constants.beta1);
+    const auto rest = hn::Set(d, 1.0f - step.constants.beta2);
+    m = hn::Add(hn::Mul(beta1, m), hn::Mul(first, g));
+    v = hn::Add(hn::Mul(beta2, v), hn::Mul(hn::Mul(rest, g), g));
+    return hn::Div(m, hn::Add(hn::Sqrt(v), epsilon));
   } else {
     static_assert(rule == Rule::Lion);
     const auto zero = hn::Zero(d);
@@ -102,8 +108,10 @@ HWY_NOINLINE void update_vectors(const AdamArrays& arrays, std::uint64_t count,
     auto p =
         split ? join_split(high + i, arrays.master_low + i, v) : hn::LoadU(d, arrays.param + i);
     auto g = hn::Mul(load_of(arrays.grad_dtype, arrays.grad, i), grad_multiplier);
-    if constexpr (rule != Rule::Lion) g = hn::Add(g, hn::Mul(decay, p));
-    const auto u = step_of_vectors<rule>(step, has_average, g, m, v);
+    constexpr bool decays_grad = rule != Rule::Lion && rule != Rule::Lamb;
+    if constexpr (decays_grad) g = hn::Add(g, hn::Mul(decay, p));
+    auto u = step_of_vectors<rule>(step, has_average, g, m, v);
+    if constexpr (rule == Rule::Lamb) u = hn::Add(u, hn::Mul(decay, p));
     if constexpr (rule == Rule::Lion) p = hn::Sub(p, hn::Mul(decay, p));
     p = hn::Sub(p, hn::Mul(rate, u));
     if (settles) p = settle_ties(p);
@@ -178,6 +186,38 @@ class Tail {
   std::uint16_t low_[lanes] = {};
 };
 
+/// `count` is a multiple of the vector length.
+HWY_NOINLINE void direction_vectors(const AdamArrays& arrays, std::uint64_t count,
+                                    const UpdateStep& step, float* weights, float* directions) {
+  const FloatTag d;
+  const AdamStep& c = step.constants;
+  const auto* high = static_cast<const std::uint16_t*>(arrays.param_out);
+  const auto grad_multiplier = hn::Set(d, c.grad_multiplier);
+  const auto decay = hn::Set(d, c.weight_decay);
+  for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
+    auto m = hn::LoadU(d, arrays.exp_avg + i);
+    auto v = hn::LoadU(d, arrays.exp_avg_sq + i);
+    const auto p = arrays.master_low != nullptr ? join_split(high + i, arrays.master_low + i, v)
+                                                : hn::LoadU(d, arrays.param + i);
+    const auto g = hn::Mul(load_of(arrays.grad_dtype, arrays.grad, i), grad_multiplier);
+    const auto u = step_of_vectors<Rule::Lamb>(step, true, g, m, v);
+    hn::StoreU(p, d, weights + i);
+    hn::StoreU(hn::Add(u, hn::Mul(decay, p)), d, directions + i);
+  }
+}
+
+void direction_on_target(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
+                         float* weights, float* directions) {
+  const std::uint64_t full = count - count % Tail::lanes;
+  direction_vectors(arrays, full, step, weights, directions);
+  if (full == count) return;
+  const Tail tail(arrays, full, count - full);
+  float last_weights[Tail::lanes], last_directions[Tail::lanes];
+  direction_vectors(tail.arrays(), Tail::lanes, step, last_weights, last_directions);
+  std::memcpy(weights + full, last_weights, (count - full) * sizeof(float));
+  std::memcpy(directions + full, last_directions, (count - full) * sizeof(float));
+}
+
 template <Rule rule>
 void update_any(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step) {
   const std::uint64_t full = count - count % Tail::lanes;
@@ -194,6 +234,7 @@ void update_on_target(const AdamArrays& arrays, std::uint64_t count, const Updat
     case Rule::Adagrad: return update_any<Rule::Adagrad>(arrays, count, step);
     case Rule::RmsProp: return update_any<Rule::RmsProp>(arrays, count, step);
     case Rule::Lion: return update_any<Rule::Lion>(arrays, count, step);
+    case Rule::Lamb: return update_any<Rule::Lamb>(arrays, count, step);
     case Rule::Adam: return;  // adam_step()
   }
 }
@@ -208,6 +249,7 @@ namespace artesian::kernels {
 namespace {
 
 HWY_EXPORT(update_on_target);
+HWY_EXPORT(direction_on_target);
 
 }  // namespace
 
@@ -215,6 +257,12 @@ void update(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& ste
   if (step.rule == Rule::Adam) return adam_step(arrays, count, step.constants);
   ARTESIAN_CHECK(count == 0 || has_squares(step.rule) == (arrays.exp_avg_sq != nullptr));
   HWY_DYNAMIC_DISPATCH(update_on_target)(arrays, count, step);
+}
+
+void lamb_direction(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
+                    float* weights, float* directions) noexcept {
+  ARTESIAN_CHECK(step.rule == Rule::Lamb && (count == 0 || arrays.exp_avg_sq != nullptr));
+  HWY_DYNAMIC_DISPATCH(direction_on_target)(arrays, count, step, weights, directions);
 }
 
 }  // namespace artesian::kernels

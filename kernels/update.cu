@@ -29,7 +29,8 @@ __device__ inline void update_element(float& p, float& m, float& v, float grad, 
                                       const UpdateConstants& constants) {
   const AdamStep& c = constants.step.constants;
   float g = __fmul_rn(grad, c.grad_multiplier);
-  if constexpr (rule != Rule::Lion) g = __fadd_rn(g, __fmul_rn(c.weight_decay, p));
+  constexpr bool decays_grad = rule != Rule::Lion && rule != Rule::Lamb;
+  if constexpr (decays_grad) g = __fadd_rn(g, __fmul_rn(c.weight_decay, p));
   float u = 0.0f;
   if constexpr (rule == Rule::Sgd) {
     m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(constants.step.grad_share, g));
@@ -44,6 +45,10 @@ __device__ inline void update_element(float& p, float& m, float& v, float grad, 
       m = __fadd_rn(__fmul_rn(c.beta1, m), u);
       u = m;
     }
+  } else if constexpr (rule == Rule::Lamb) {
+    m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(constants.one_minus_beta1, g));
+    v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(__fmul_rn(constants.one_minus_beta2, g), g));
+    u = __fadd_rn(__fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), c.epsilon)), __fmul_rn(c.weight_decay, p));
   } else {
     static_assert(rule == Rule::Lion);
     const float sum = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(constants.one_minus_beta1, g));
@@ -186,6 +191,7 @@ Result<void> update_steps(std::span<const AdamPiece> pieces, const UpdateStep& s
     case Rule::Adagrad: return launch_all<Rule::Adagrad>(pieces, step, stream);
     case Rule::RmsProp: return launch_all<Rule::RmsProp>(pieces, step, stream);
     case Rule::Lion: return launch_all<Rule::Lion>(pieces, step, stream);
+    case Rule::Lamb: return launch_all<Rule::Lamb>(pieces, step, stream);
   }
   return adam_steps(pieces, step.constants, stream);
 }

@@ -9,7 +9,7 @@
 
 namespace artesian::kernels {
 
-enum class Rule : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion };
+enum class Rule : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion, Lamb };
 
 /// True if the rule keeps an average of squares, in AdamArrays::exp_avg_sq. Split master weights
 /// have their bit there; without one see settle_tie() in split_master.h.
@@ -32,20 +32,32 @@ struct UpdateStep {
 /// Updates `count` elements in place. `exp_avg` is what the rule calls momentum or average, and
 /// null where RmsProp has none. Adam: as adam_step. The others in fp32, in this order, each
 /// operation rounded on its own:
-///   g = grad * grad_multiplier;   but for Lion: g = g + weight_decay * p
+///   g = grad * grad_multiplier;   but for Lion and Lamb: g = g + weight_decay * p
 ///   Sgd:     m = beta1 * m + grad_share * g;   u = nesterov ? g + beta1 * m : m
 ///   Adagrad: v = v + g * g;   u = g / (sqrt(v) + epsilon)
 ///   RmsProp: v = beta2 * v + ((1 - beta2) * g) * g;   u = g / (sqrt(v) + epsilon)
 ///            with exp_avg: m = beta1 * m + u;   u = m
 ///   Lion:    c = beta1 * m + (1 - beta1) * g;   m = beta2 * m + (1 - beta2) * g
 ///            p = p - (learning_rate * weight_decay) * p;   u = sign(c), which is 0 of 0
+///   Lamb:    m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + ((1 - beta2) * g) * g
+///            u = m / (sqrt(v) + epsilon) + weight_decay * p
 ///   p = p - learning_rate * u
 /// Where the rule has no squares and `param_out` is BFloat16, p is settled then (settle_tie).
 /// Thread: any, for disjoint slices. Source: torch.optim of PyTorch 2.9 for Sgd, Adagrad and
-/// RmsProp; Chen et al. 2023, Algorithm 2, for Lion.
+/// RmsProp; Chen et al. 2023, Algorithm 2, for Lion; DeepSpeed's fused_lamb_cuda_kernel.cu for
+/// Lamb, whose learning_rate has the bias correction and the trust ratio in it.
 void update(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step) noexcept;
 
 /// The naive version that update equals bit for bit.
 void update_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step) noexcept;
+
+/// What update of Lamb would step by, without stepping: weights[i] = p, directions[i] = u.
+/// Shape: both [count]. The same bits on every dispatch target.
+void lamb_direction(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
+                    float* weights, float* directions) noexcept;
+
+/// The naive version that lamb_direction equals bit for bit.
+void lamb_direction_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
+                          float* weights, float* directions) noexcept;
 
 }  // namespace artesian::kernels

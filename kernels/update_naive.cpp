@@ -66,6 +66,10 @@ float step_of(const UpdateStep& step, bool has_average, float g, float& m, float
       m = c.beta2 * m + (1.0f - c.beta2) * g;
       return sum > 0.0f ? 1.0f : sum < 0.0f ? -1.0f : 0.0f;
     }
+    case Rule::Lamb:
+      m = c.beta1 * m + (1.0f - c.beta1) * g;
+      v = c.beta2 * v + ((1.0f - c.beta2) * g) * g;
+      return m / (std::sqrt(v) + c.epsilon);
     case Rule::Adam: break;
   }
   return 0.0f;
@@ -80,11 +84,24 @@ void update_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateSte
   for (std::uint64_t i = 0; i < count; ++i) {
     Element e = load(arrays, i);
     float g = load_element(arrays.grad, arrays.grad_dtype, i) * c.grad_multiplier;
-    if (step.rule != Rule::Lion) g = g + c.weight_decay * e.p;
-    const float u = step_of(step, arrays.exp_avg != nullptr, g, e.m, e.v);
+    const bool decays_grad = step.rule != Rule::Lion && step.rule != Rule::Lamb;
+    if (decays_grad) g = g + c.weight_decay * e.p;
+    float u = step_of(step, arrays.exp_avg != nullptr, g, e.m, e.v);
+    if (step.rule == Rule::Lamb) u = u + c.weight_decay * e.p;
     if (step.rule == Rule::Lion) e.p = e.p - decoupled_decay * e.p;
     e.p = e.p - c.learning_rate * u;
     store(arrays, i, e);
+  }
+}
+
+void lamb_direction_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
+                          float* weights, float* directions) noexcept {
+  const AdamStep& c = step.constants;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Element e = load(arrays, i);
+    const float g = load_element(arrays.grad, arrays.grad_dtype, i) * c.grad_multiplier;
+    weights[i] = e.p;
+    directions[i] = step_of(step, true, g, e.m, e.v) + c.weight_decay * e.p;
   }
 }
 

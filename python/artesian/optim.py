@@ -21,8 +21,9 @@ DEFAULTS: dict[str, Any] = {
     "eps": 1e-8,
     "weight_decay": 1e-2,
 }
-# lr, weight decay, beta1 or momentum, beta2 or alpha, eps, dampening, nesterov, lr decay.
-Constants = tuple[float, float, float, float, float, float, float, float]
+# lr, weight decay, beta1 or momentum, beta2 or alpha, and then these.
+REST = ("eps", "dampening", "nesterov", "lr_decay", "min_coeff", "max_coeff")
+Constants = tuple[float, ...]
 # Of torch.optim, what is refused where it is not this.
 REFUSED = {
     "amsgrad": False,
@@ -421,18 +422,44 @@ class Lion(TieredOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 
+class Lamb(TieredOptimizer):
+    """The constants of LAMB (You et al. 2020), with DeepSpeed's defaults: the last two bound the
+    trust ratio."""
+
+    type = "Lamb"
+    keys = ("lr", "betas", "eps", "weight_decay", "min_coeff", "max_coeff")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+    ) -> None:
+        constants = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_coeff": max_coeff,
+            "min_coeff": min_coeff,
+        }
+        super().__init__(params, constants)
+
+
 # By optimizer.type; those of torch.optim have the same name there.
 OPTIMIZERS: dict[str, Any] = {
-    kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion)
+    kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion, Lamb)
 }
 
 
 def constants_of(group: dict[str, Any]) -> Constants:
     average, squares = group.get("betas", (group.get("momentum", 0.0), group.get("alpha", 0.0)))
-    rest = (group.get(key, 0.0) for key in ("eps", "dampening", "nesterov", "lr_decay"))
-    eps, dampening, nesterov, lr_decay = map(float, rest)
-    lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-    return lr, weight_decay, float(average), float(squares), eps, dampening, nesterov, lr_decay
+    rest = (group.get(key, 0.0) for key in REST)
+    return tuple(map(float, (group["lr"], group["weight_decay"], average, squares, *rest)))
 
 
 def params_of(kind: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:

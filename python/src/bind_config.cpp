@@ -76,6 +76,8 @@ py::dict optimizer_of(const Config& config) {
   values["dampening"] = optimizer.dampening;
   values["nesterov"] = optimizer.nesterov;
   values["lr_decay"] = optimizer.lr_decay;
+  values["min_coeff"] = optimizer.min_coeff;
+  values["max_coeff"] = optimizer.max_coeff;
   return values;
 }
 

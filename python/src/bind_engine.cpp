@@ -29,8 +29,8 @@ using Names = std::vector<std::pair<std::string, std::string>>;
 using Files = std::map<std::string, std::string>;  // bytes, by name
 using Numbers = std::vector<std::uint32_t>;
 using Stages = std::vector<std::tuple<std::string, Numbers, std::optional<std::uint32_t>>>;
-// lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay
-using Constants = std::vector<std::array<double, 8>>;
+// lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay, min_coeff, max_coeff
+using Constants = std::vector<std::array<double, 10>>;
 
 std::vector<NamedTensor> named(const NamedTensors& tensors) {
   std::vector<NamedTensor> result;
@@ -49,8 +49,10 @@ using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
 
 std::vector<zero3::GroupStep> group_steps(const Constants& groups) {
   std::vector<zero3::GroupStep> steps;
-  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, decay] : groups) {
-    steps.push_back({lr, weight_decay, beta1, beta2, eps, dampening, nesterov != 0.0, decay});
+  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, decay, least, most] :
+       groups) {
+    steps.push_back(
+        {lr, weight_decay, beta1, beta2, eps, dampening, nesterov != 0.0, decay, least, most});
   }
   return steps;
 }

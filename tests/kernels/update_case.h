@@ -20,7 +20,7 @@ inline std::vector<UpdateStep> update_steps_to_try() {
                   .weight_decay = 0.1f,
                   .grad_multiplier = 1.0f / 1024};
   std::vector<UpdateStep> steps;
-  for (const Rule rule : {Rule::Sgd, Rule::Adagrad, Rule::RmsProp, Rule::Lion}) {
+  for (const Rule rule : {Rule::Sgd, Rule::Adagrad, Rule::RmsProp, Rule::Lion, Rule::Lamb}) {
     steps.push_back({.rule = rule, .constants = common});
   }
   steps.push_back({.rule = Rule::Sgd, .constants = common, .grad_share = 0.75f, .nesterov = true});

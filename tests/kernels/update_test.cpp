@@ -107,6 +107,45 @@ TEST(Update, StepsByHand) {
   EXPECT_FLOAT_EQ(at.p, 1.0f);
   at = step_once(lion, {.m = -0.5f});  // c = 0: decay alone
   EXPECT_FLOAT_EQ(at.p, 0.9f);
+
+  UpdateStep lamb{.rule = Rule::Lamb};
+  lamb.constants = {
+      .learning_rate = 0.1f, .beta1 = 0.5f, .beta2 = 0.75f, .epsilon = 0.5f, .weight_decay = 0.25f};
+  at = step_once(lamb, {.m = 1.5f, .v = 0.25f});  // m = 0.75 + 0.25, v = 0.25, u = 1 / 1 + 0.25
+  EXPECT_FLOAT_EQ(at.m, 1.0f);
+  EXPECT_FLOAT_EQ(at.v, 0.25f);
+  EXPECT_FLOAT_EQ(at.p, 0.875f);
+}
+
+TEST_P(UpdateOnTarget, TheDirectionOfLambIsWhatItWouldStepBy) {
+  const AdamStep constants{.learning_rate = 1.0f,
+                           .beta1 = 0.9f,
+                           .beta2 = 0.99f,
+                           .weight_decay = 0.1f,
+                           .grad_multiplier = 0.5f};
+  const UpdateStep step{.rule = Rule::Lamb, .constants = constants};
+  for_update_forms([&](DType grad_dtype, DType out_dtype, bool split) {
+    for (const std::uint64_t count : counts) {
+      UpdateCase given(step, count, grad_dtype, out_dtype, split);
+      const UpdateCase before = given;
+      std::vector<float> weights(count + 1, 7.0f), directions(count + 1, 7.0f);
+      auto naive_weights = weights, naive_directions = directions;
+      lamb_direction(given.arrays(), count, step, weights.data(), directions.data());
+      lamb_direction_naive(given.arrays(), count, step, naive_weights.data(),
+                           naive_directions.data());
+      given.expect_same(before);
+      for (std::uint64_t i = 0; i <= count; ++i) {
+        ASSERT_TRUE(same_value(weights[i], naive_weights[i])) << i;
+        ASSERT_TRUE(same_value(directions[i], naive_directions[i])) << i;
+      }
+      if (split) continue;
+      update(given.arrays(), count, step);
+      const float* after = given.arrays().param;
+      for (std::uint64_t i = 0; i < count; ++i) {
+        ASSERT_TRUE(same_value(after[i], weights[i] - directions[i])) << i;
+      }
+    }
+  });
 }
 
 TEST(Update, OfNothingIsNothing) {

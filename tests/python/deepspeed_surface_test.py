@@ -39,6 +39,7 @@ accelerator.real_accelerator: get_accelerator
 checkpointing: configure is_configured checkpoint reset detach_variable
 runtime.activation_checkpointing.checkpointing: configure is_configured checkpoint reset
 ops.adagrad: DeepSpeedCPUAdagrad
+ops.lamb: FusedLamb
 ops.lion: DeepSpeedCPULion FusedLion
 runtime.base_optimizer: DeepSpeedOptimizer
 runtime.checkpoint_engine.torch_checkpoint_engine: TorchCheckpointEngine
@@ -68,7 +69,6 @@ git_version_info: version
 
 # Names that are imported, and refused where they are used: a word of the reason.
 REFUSED = {
-    "ops.lamb.FusedLamb": "Lion are supported",
     "moe.layer.MoE": "expert layers",
     "pipe.PipelineModule": "pipeline parallelism",
     "runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "sequence parallelism",

@@ -34,6 +34,31 @@ class PaperLion(torch.optim.Optimizer):
                 average.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
+class PaperLamb(torch.optim.Optimizer):
+    """You et al. 2020, with the bounds and the bias correction of DeepSpeed's FusedLamb."""
+
+    def __init__(self, params, **constants):
+        super().__init__(params, constants)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                m = state.setdefault("exp_avg", torch.zeros_like(p))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
+                t = state["step"] = state.get("step", 0) + 1
+                m.mul_(beta1).add_(p.grad, alpha=1 - beta1)
+                v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                u = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
+                norms = float(p.double().norm()), float(u.double().norm())
+                ratio = norms[0] / norms[1] if all(norms) else 1.0
+                ratio = max(min(ratio, group["max_coeff"]), group["min_coeff"])
+                rate = group["lr"] * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
+                p.sub_(u, alpha=rate * ratio)
+
+
 OPTIM = torch.optim
 # What is trained, its reference, and the constants of both.
 CASES = {
@@ -48,6 +73,18 @@ CASES = {
     "rmsprop": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "alpha": 0.9, "weight_decay": 0.1}),
     "rms momentum": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "momentum": 0.9, "eps": 1e-6}),
     "lion": ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+    "lamb": (
+        "Lamb",
+        PaperLamb,
+        {
+            "lr": 1e-2,
+            "betas": (0.9, 0.99),
+            "eps": 1e-6,
+            "weight_decay": 0.1,
+            "min_coeff": 0.2,
+            "max_coeff": 0.9,
+        },
+    ),
     "adamw": ("AdamW", OPTIM.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
 }
 MOMENTS = {
@@ -125,7 +162,7 @@ DTYPES = {
 }
 
 
-OTHERS = ("momentum", "adagrad", "rms momentum", "lion")
+OTHERS = ("momentum", "adagrad", "rms momentum", "lion", "lamb")
 RESUMED = [
     *((case, dtype, "fp32") for case in OTHERS for dtype in DTYPES),
     *((case, dtype, "bf16") for case in ("adamw", "adagrad", "lion") for dtype in ("fp32", "bf16")),
@@ -271,6 +308,7 @@ def test_deepspeeds_names_and_what_accelerate_replaces(caplog):
         (shim.DeepSpeedCPUAdagrad, "adagrad"),
         (shim.DeepSpeedCPULion, "lion"),
         (shim.FusedLion, "lion"),
+        (shim.FusedLamb, "lamb"),
     ):
         model = net()
         engine = artesian.initialize(

@@ -47,7 +47,14 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
-enum class OptimizerType : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion };  // optimizers.h
+enum class OptimizerType : std::uint8_t {
+  Adam,
+  Sgd,
+  Adagrad,
+  RmsProp,
+  Lion,
+  Lamb
+};  // optimizers.h
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::Adam;
@@ -58,9 +65,11 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
-  double dampening = 0.0;  // SGD
-  bool nesterov = false;   // SGD
-  double lr_decay = 0.0;   // Adagrad
+  double dampening = 0.0;   // SGD
+  bool nesterov = false;    // SGD
+  double lr_decay = 0.0;    // Adagrad
+  double min_coeff = 0.01;  // Lamb: bounds of the trust ratio
+  double max_coeff = 10.0;
 
   bool operator==(const OptimizerConfig&) const = default;
 };

@@ -34,7 +34,12 @@ constexpr OptimizerForm forms[] = {
     {.type = OptimizerType::Lion,
      .name = "Lion",
      .moments = {.average = "exp_avg", .squares = ""},
-     .params = "lr|betas|weight_decay|fp32_optimizer_states"}};
+     .params = "lr|betas|weight_decay|fp32_optimizer_states"},
+    {.type = OptimizerType::Lamb,
+     .name = "Lamb",
+     .moments = {},
+     .params = "lr|betas|eps|weight_decay|bias_correction|min_coeff|max_coeff|eps_inside_sqrt|"
+               "amsgrad|max_grad_norm"}};
 
 bool same_in_any_case(std::string_view left, std::string_view right) noexcept {
   const auto lower = [](char letter) { return std::tolower(static_cast<unsigned char>(letter)); };

@@ -107,6 +107,8 @@ class Resolver {
     optimizer.dampening = settings_.real("optimizer.params.dampening");
     optimizer.nesterov = settings_.boolean("optimizer.params.nesterov");
     optimizer.lr_decay = settings_.real("optimizer.params.lr_decay");
+    optimizer.min_coeff = settings_.real("optimizer.params.min_coeff");
+    optimizer.max_coeff = settings_.real("optimizer.params.max_coeff");
     optimizer.weight_decay = settings_.real("optimizer.params.weight_decay");
     optimizer.bias_correction = settings_.boolean("optimizer.params.bias_correction");
     const bool decoupled = settings_.boolean("optimizer.params.adam_w_mode");

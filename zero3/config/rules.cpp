@@ -109,6 +109,12 @@ void check_optimizer(const Settings& settings, Faults& faults) {
     faults.invalid(
         fmt::format("{}: no parameter of {}; remove it", settings.name(key.path), form->name));
   }
+  constexpr const char* least = "optimizer.params.min_coeff";
+  constexpr const char* largest = "optimizer.params.max_coeff";
+  if (sound(settings, least, largest) && settings.real(least) > settings.real(largest)) {
+    faults.invalid(fmt::format("{}: got {}, allowed at most {}, which is {}", settings.name(least),
+                               settings.typed(least), largest, settings.typed(largest)));
+  }
   constexpr const char* nesterov = "optimizer.params.nesterov";
   if (!settings.given(nesterov) || !settings.boolean(nesterov)) return;
   if (!sound(settings, "optimizer.params.momentum", "optimizer.params.dampening")) return;

@@ -13,6 +13,7 @@
 //   Result<void> abandon_pass();      waits for its reads, and forgets the pass
 //   void lend(bool);                  whether the ring may borrow memory from here on
 //   bool borrows() const;             it has some
+//   Result<void> measure();           Placement::measures: a pass that reads what the update will
 //   void fix(unit);                   what this step does to the unit is known
 //   void begin_refresh(unit);         its slot is filled by the update from here on
 //   Result<void> end_refresh(unit);   it is updated
@@ -170,6 +171,7 @@ class UpdateFlow {
     }
     ARTESIAN_TRY_VOID(player().settle());
     fixed();
+    if (placement_.measures) ARTESIAN_TRY_VOID(player().measure());
     for (const std::uint32_t unit : order_.trained()) {
       if (!order_.is_ahead(unit)) player().fix(unit);
       if (!placement_.units[unit].updated_on_device()) continue;

@@ -84,7 +84,10 @@ class UpdateOrder {
 
   /// True if what is left to forward is of the pass that begins under backward, and read behind it:
   /// every gradient is in memory, so that none of its own takes an item of the staging ring.
-  bool reads_ahead() const noexcept { return placement_.gradients_in_memory(); }
+  /// Not before a pass that measures.
+  bool reads_ahead() const noexcept {
+    return placement_.gradients_in_memory() && !placement_.measures;
+  }
   /// True if begin_ahead(units, tried) would go on with what is read since the step before, which
   /// was skipped.
   bool goes_on_reading(const std::vector<std::uint32_t>& units, bool tried) const noexcept {

@@ -11,7 +11,10 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t state_moves = 2;  // a step reads and writes each byte
+/// A step reads and writes each byte of optimizer state, and may read it once more.
+std::uint64_t state_moves(const Placement& plan) noexcept {
+  return plan.measures ? 3 : 2;
+}
 
 /// The places of `state` in the order that state_candidates() promises.
 std::vector<std::uint64_t> order_of_state(const Placement& plan, const PlacementRequest& request,
@@ -55,10 +58,11 @@ std::vector<Candidate> candidates_but_state(const Placement& plan, const Config&
       all.push_back({.kind = ResidentKind::Gradient,
                      .unit = index,
                      .bytes = plan.grad_bytes(index),
-                     .moves = moves[index].gradient});
+                     .moves = moves[index].gradient + (plan.measures ? 1 : 0)});
     }
     // The optimizer writes it, and may read it, too.
-    const std::uint64_t by_update = !trainable ? 0 : plan.update_reads_param(index) ? 2 : 1;
+    const std::uint64_t reads = !plan.update_reads_param(index) ? 0 : plan.measures ? 2 : 1;
+    const std::uint64_t by_update = trainable ? 1 + reads : 0;
     if (place.param == Tier::Nvme) {
       all.push_back({.kind = ResidentKind::Parameter,
                      .unit = index,
@@ -100,7 +104,7 @@ std::vector<Candidate> state_candidates(const Placement& plan, const PlacementRe
                        .unit = index,
                        .sub_group = group,
                        .bytes = plan.record_bytes(index, group),
-                       .moves = state_moves});
+                       .moves = state_moves(plan)});
     }
   }
   ARTESIAN_CHECK(state.size() == count, state.size(), count);
@@ -118,7 +122,8 @@ std::uint64_t bytes_left(const Placement& plan, std::vector<Candidate> candidate
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     if (plan.units[unit].optimizer == Tier::Nvme) state += plan.optimizer_bytes(unit);
   }
-  candidates.push_back({.bytes = state - std::min(state, device_spare), .moves = state_moves});
+  candidates.push_back(
+      {.bytes = state - std::min(state, device_spare), .moves = state_moves(plan)});
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.moves > b.moves; });
   std::uint64_t left = 0;

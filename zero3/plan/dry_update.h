@@ -109,6 +109,19 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     lendable_ = some ? clock_.items_left_by(stage_, plan_.ring_item_bytes * grain_) : 0;
   }
   bool borrows() const noexcept { return !lent_.empty(); }
+  /// Before anything of the update, which waits for it.
+  Result<void> measure() {
+    for (const std::uint32_t unit : order().trained()) {
+      const Moved moved = measure_moves(plan_, unit).total();
+      const Task read =
+          clock_.add(Kind::Update, Resource::DiskRead,
+                     clock_.seconds_for(moved.nvme_read, &Rates::disk_read), {clock_.barrier});
+      const double work = clock_.seconds_for(clock_.update_bytes(unit) / 2, &Rates::memory) +
+                          clock_.checksum_seconds(moved.nvme_read);
+      clock_.computed = clock_.add(Kind::Update, clock_.worker(), work, {clock_.computed, read});
+    }
+    return {};
+  }
   static void fix(std::uint32_t) noexcept {}
   /// Under backward a unit's bytes are those of its slot when its gradient is final.
   void begin_refresh(std::uint32_t unit) {
@@ -271,8 +284,11 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     const std::uint64_t slot = plan_.layout.units[unit].share * dtype_size(place.computed);
     const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
     UnitUpdate& update = updates_[unit];
+    const MovedByKind measured = measure_moves(plan_, unit);  // has been read before
     update.moved = moved.total();
+    update.moved.nvme_read -= measured.total().nvme_read;
     update.state = moved.optimizer;
+    update.state.nvme_read -= measured.optimizer.nvme_read;
     update.bus = moved.param.bus;
     update.touched = clock_.update_bytes(unit) + (fills ? slot : 0);
   }

@@ -58,6 +58,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.compute_dtype = request.compute_dtype;
   plan.moments = moments_of(config.optimizer);
   plan.moment_dtype = config.artesian.moments;
+  plan.measures = config.optimizer.type == OptimizerType::Lamb;
   ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
   plan.params_cut = stage >= 3 && request.ranks > 1 && !request.whole_params;

@@ -189,6 +189,11 @@ Result<Placement> make_placement(const PlacementRequest& request) {
                       "artesian.moments: got \"bf16\", allowed \"fp32\" on a device with memory of "
                       "its own; leave it out, or train on the CPU");
   }
+  if (request.separate_device && request.config->optimizer.type == OptimizerType::Lamb) {
+    return make_error(ErrorCode::Unsupported,
+                      "optimizer.type: got \"Lamb\", which is not supported yet on a device with "
+                      "memory of its own; train on the CPU, or with another optimizer");
+  }
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));
   Placement plan = with_nvme_space(*request.config, draft.placement);

@@ -67,6 +67,19 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
     if (plan.update_reads_param(unit)) moved.param.to_host = updated;
   }
   if (live && place.gather == Route::Queues) moved.param.to_device += updated;
+  moved += measure_moves(plan, unit);
+  return moved;
+}
+
+MovedByKind measure_moves(const Placement& plan, std::uint32_t unit) {
+  MovedByKind moved;
+  if (!plan.measures || !plan.layout.units[unit].trainable) return moved;
+  const UnitPlacement& place = plan.units[unit];
+  moved.optimizer.nvme_read = plan.optimizer_bytes_in(Tier::Nvme, unit);
+  if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
+  if (place.param == Tier::Nvme && plan.update_reads_param(unit)) {
+    moved.param.nvme_read = plan.layout.units[unit].share * dtype_size(plan.param_dtype);
+  }
   return moved;
 }
 

@@ -32,8 +32,11 @@ struct MovedByKind {
   bool operator==(const MovedByKind&) const = default;
 };
 
-/// Moves of the optimizer's pass over one unit. `live`: its slot holds parameters, which follow.
+/// Moves of the optimizer's passes over one unit: measure_moves and the update's. `live`: its slot
+/// holds parameters, which follow.
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
+/// Moves of the pass that reads before the update does (Placement::measures); else none.
+MovedByKind measure_moves(const Placement& plan, std::uint32_t unit);
 /// And of a pass that rolls it back: what its parameters were is read, or the state that they come
 /// from, and written back.
 Moved restore_moves(const Placement& plan, std::uint32_t unit);

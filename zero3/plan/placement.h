@@ -61,6 +61,7 @@ struct Placement {
   DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
   Moments moments{};                     // what the optimizer keeps beside weights
   DType moment_dtype = DType::Float32;   // or BFloat16
+  bool measures = false;                 // the update's first pass only reads: LAMB's norms
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint64_t device_pool_bytes = 0;   // homes and slots
   // Gradients held by autograd: one stage's; of a separate device also the stage's before it, which

@@ -167,7 +167,7 @@ std::vector<bool> units_under_backward(const Placement& placement,
   double possible = 0.0;
   for (const std::uint32_t unit : candidates) possible += bytes[unit];
   std::vector<bool> chosen(units, false);
-  if (possible == 0.0) return chosen;
+  if (possible == 0.0 || placement.measures) return chosen;  // which takes all gradients
   const double wanted = share * std::accumulate(bytes.begin(), bytes.end(), 0.0);
   const double part = std::min(1.0, wanted / possible);
   double owed = 0.0;

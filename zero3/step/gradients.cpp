@@ -25,23 +25,19 @@ static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_lea
 }  // namespace
 
 Gradients::Gradients(ModelState& state, comm::Group* group)
-    : state_(state), stream_(state, "gradients") {
+    : state_(state), stream_(state, "gradients"), leaf_sums_(state.layout()) {
   const Placement& plan = state.placement();
   if (group != nullptr) {
     exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor());
   }
   cleared_.assign(plan.layout.units.size(), false);
   forget();
-  first_leaf_.push_back(0);
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
-    const std::uint64_t leaves = trainable(unit) ? plan.layout.units[unit].image / norm_leaf : 0;
-    first_leaf_.push_back(first_leaf_.back() + static_cast<std::size_t>(leaves));
     if (trainable(unit) && !spilled(unit) && !on_device(unit)) {
       // Padding must be zero; fresh memory need not be.
       std::memset(state.store().memory(state.grad(unit)), 0, plan.grad_bytes(unit));
     }
   }
-  leaf_sums_.resize(first_leaf_.back());
 }
 
 /// Forgets what was accumulated. Frozen units count as summed: they have no gradient.
@@ -517,9 +513,9 @@ void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uin
                            std::uint64_t end) noexcept {
   const DType dtype = state_.placement().grad_dtype;
   const std::uint64_t share_leaf = state_.share_begin(unit) / norm_leaf;
-  ARTESIAN_CHECK(first <= end && share_leaf + end <= leaf_sums(unit).size(), unit, first, end);
+  ARTESIAN_CHECK(first <= end && share_leaf + end <= leaf_sums_.of(unit).size(), unit, first, end);
   const std::byte* data = memory + first * norm_leaf * dtype_size(dtype);
-  double* sums = leaf_sums(unit).data() + share_leaf + first;
+  double* sums = leaf_sums_.of(unit).data() + share_leaf + first;
   state_.executor().parallel_for(
       end - first, task_leaves, [&](std::uint64_t from, std::uint64_t to) {
         kernels::sum_squares(data + from * norm_leaf * dtype_size(dtype), dtype,
@@ -551,7 +547,7 @@ std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   sum_unit(unit);
   summed_[unit] = true;
   double sum = 0.0;
-  for (const double leaf : leaf_sums(unit)) sum += leaf;
+  for (const double leaf : leaf_sums_.of(unit)) sum += leaf;
   return std::isfinite(sum) ? std::optional(sum) : std::nullopt;
 }
 
@@ -566,37 +562,6 @@ void Gradients::forget_sums() noexcept {
   }
 }
 
-/// Those of all shares, from whose ranks they are.
-Result<void> Gradients::gather_leaf_sums() noexcept {
-  if (!exchange_.has_value()) return {};
-  const auto& units = state_.layout().units;
-  std::uint64_t leaves = 0;  // of a share of everything
-  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-    if (trainable(unit)) leaves += units[unit].share / norm_leaf;
-  }
-  comm::Group& group = exchange_->group();
-  std::vector<double> all(static_cast<std::size_t>(leaves * group.ranks()));
-  const auto for_each_share = [&](std::uint64_t rank, const auto& copy) {
-    auto at = all.begin() + static_cast<std::ptrdiff_t>(rank * leaves);
-    for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-      if (!trainable(unit)) continue;
-      const auto count = static_cast<std::size_t>(units[unit].share / norm_leaf);
-      copy(leaf_sums(unit).subspan(rank * count, count), at);
-      at += static_cast<std::ptrdiff_t>(count);
-    }
-  };
-  for_each_share(group.rank(), [](std::span<double> share, auto at) {
-    std::copy(share.begin(), share.end(), at);
-  });
-  ARTESIAN_TRY_VOID(group.all_gather(std::as_writable_bytes(std::span(all)), {"sums of the norm"}));
-  for (std::uint32_t rank = 0; rank < group.ranks(); ++rank) {
-    for_each_share(rank, [](std::span<double> share, auto at) {
-      std::copy_n(at, share.size(), share.begin());
-    });
-  }
-  return {};
-}
-
 Result<GradientNorm> Gradients::norm() noexcept {
   ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
@@ -608,18 +573,15 @@ Result<GradientNorm> Gradients::norm() noexcept {
       sum_unit(unit);
     }
   }
-  ARTESIAN_TRY_VOID(gather_leaf_sums());
+  if (exchange_.has_value()) {
+    ARTESIAN_TRY_VOID(leaf_sums_.gather(exchange_->group(), "sums of the norm"));
+  }
   GradientNorm norm;
   const auto& places = state_.layout().places;
   for (std::uint32_t parameter = 0; parameter < places.size(); ++parameter) {
     const ParameterPlace& place = places[parameter];
     if (!trainable(place.unit)) continue;
-    const std::uint64_t leaves = (place.numel + norm_leaf - 1) / norm_leaf;
-    for (const double leaf : leaf_sums(place.unit)
-                                 .subspan(static_cast<std::size_t>(place.first / norm_leaf),
-                                          static_cast<std::size_t>(leaves))) {
-      norm.sum_squares += leaf;
-    }
+    for (const double each : leaf_sums_.of(place)) norm.sum_squares += each;
     if (!norm.finite || std::isfinite(norm.sum_squares)) continue;  // finite leaves cannot overflow
     norm.finite = false;
     norm.bad_parameter = parameter;

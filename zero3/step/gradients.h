@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "zero3/step/gradient_exchange.h"
+#include "zero3/step/leaf_sums.h"
 #include "zero3/step/state.h"
 #include "zero3/step/sub_group_stream.h"
 
@@ -128,7 +129,6 @@ class Gradients {
   };
   Result<void> add_of_all_ranks(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                                 DType dtype) noexcept;
-  Result<void> gather_leaf_sums() noexcept;
   /// The part of a parameter that is in this rank's share: elements [first, first + count) of it.
   struct InShare {
     std::uint64_t first = 0;
@@ -166,12 +166,6 @@ class Gradients {
                        std::uint64_t end) noexcept;
   Result<void> start_at_zero(std::uint32_t unit) noexcept;
   Result<void> zero(const ParameterPlace& place) noexcept;
-  /// Of all of its image.
-  std::span<double> leaf_sums(std::uint32_t unit) noexcept {
-    ARTESIAN_CHECK(unit + 1 < first_leaf_.size(), unit, first_leaf_.size());
-    const std::size_t first = first_leaf_[unit];
-    return std::span(leaf_sums_).subspan(first, first_leaf_[unit + 1] - first);
-  }
   void sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
                   std::uint64_t end) noexcept;
   void sum_unit(std::uint32_t unit) noexcept;
@@ -194,14 +188,13 @@ class Gradients {
 
   ModelState& state_;
   std::optional<GradientExchange> exchange_;
-  SubGroupStream stream_;                // of spilled units
-  std::vector<bool> reached_;            // by parameter: something was added in this step
-  std::vector<bool> set_;                // by parameter: its elements are those of this step
-  std::vector<bool> started_;            // by unit: some parameter's are; spilled: all are
-  std::vector<bool> summed_;             // by unit: its leaf sums are those of this step
-  std::vector<bool> cleared_;            // by unit: its memory on a separate device was zeroed once
-  std::vector<double> leaf_sums_;        // of all images, in their order
-  std::vector<std::size_t> first_leaf_;  // by unit, of its image; and the end of all
+  SubGroupStream stream_;      // of spilled units
+  std::vector<bool> reached_;  // by parameter: something was added in this step
+  std::vector<bool> set_;      // by parameter: its elements are those of this step
+  std::vector<bool> started_;  // by unit: some parameter's are; spilled: all are
+  std::vector<bool> summed_;   // by unit: its leaf sums are those of this step
+  std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
+  LeafSums leaf_sums_;         // of squares
   std::map<std::uint32_t, Parts> parts_;  // by parameter
   std::vector<Held> held_;                // side by side, from the buffer's begin on
   bool writing_ = false;                  // some spilled unit's sub-groups, maybe

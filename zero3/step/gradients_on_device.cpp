@@ -88,7 +88,7 @@ Result<void> Gradients::sum_unit_on_device(std::uint32_t unit) noexcept {
   const std::byte* memory = state_.store().memory(state_.grad(unit));
   const std::span<std::byte> scratch = state_.grad_scratch();
   const std::size_t leaves_max = scratch.size() / sizeof(double);
-  const std::span<double> sums = leaf_sums(unit);
+  const std::span<double> sums = leaf_sums_.of(unit);
   ARTESIAN_CHECK(leaves_max != 0 && state_.placement().units[unit].grad == tiering::Tier::Device);
   for (std::size_t first = 0; first < sums.size(); first += leaves_max) {
     const auto part = sums.subspan(first, std::min(leaves_max, sums.size() - first));

@@ -304,6 +304,7 @@ void Optimizer::fix(std::uint32_t unit) {
     std::optional<kernels::UpdateStep> step;
     if (updates(parameter)) {
       step = make_update_step(constants_, place.group, counts_[parameter] + 1);
+      if (lamb_.has_value()) step->constants.learning_rate *= lamb_->ratios[parameter];
     }
     ARTESIAN_CHECK(cuts.empty() || place.first > cuts.back().first, place.first);
     if (cuts.empty() || cuts.back().constants != step) {

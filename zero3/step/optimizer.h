@@ -26,6 +26,7 @@
 #include "kernels/update.h"
 #include "tiering/residency.h"
 #include "zero3/flow/update_flow.h"
+#include "zero3/step/leaf_sums.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/state_source.h"
 #include "zero3/step/sub_group_stream.h"
@@ -147,6 +148,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
     const std::optional<kernels::UpdateStep>& constants;
   };
   Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
+  void measure_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void replace(const SubGroup& group, std::uint64_t first, StateKind kind,
                std::span<const float> values) noexcept;
@@ -165,6 +167,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Result<void> abandon_pass() noexcept { return stream_.abandon(); }
   void lend(bool some) noexcept { stream_.borrow_from(some ? options_.lender : nullptr); }
   bool borrows() const noexcept { return state_.ring().borrowed() != 0; }
+  Result<void> measure() noexcept;
   void fix(std::uint32_t unit);
   void begin_refresh(std::uint32_t unit) noexcept { residency_.begin_refresh(unit); }
   Result<void> end_refresh(std::uint32_t unit) noexcept {
@@ -187,6 +190,15 @@ class Optimizer : public UpdateFlow<Optimizer> {
   StepConstants constants_;             // of the pass
   std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients
   std::vector<std::uint64_t> counts_;   // by parameter: updates so far
+  /// Of LAMB: sums of squares of weights and of what they would step by; and by parameter the
+  /// multiple of its learning rate.
+  struct Lamb {
+    explicit Lamb(const Layout& layout) : weights(layout), directions(layout) {}
+    LeafSums weights;
+    LeafSums directions;
+    std::vector<float> ratios;
+  };
+  std::optional<Lamb> lamb_;  // of the pass
   Watcher watcher_;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };

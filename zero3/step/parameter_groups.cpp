@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <string>
@@ -65,6 +66,7 @@ kernels::Rule rule_of(OptimizerType type) noexcept {
     case OptimizerType::Adagrad: return kernels::Rule::Adagrad;
     case OptimizerType::RmsProp: return kernels::Rule::RmsProp;
     case OptimizerType::Lion: return kernels::Rule::Lion;
+    case OptimizerType::Lamb: return kernels::Rule::Lamb;
   }
   return kernels::Rule::Adam;
 }
@@ -101,7 +103,8 @@ Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t co
                              .eps = group.eps};
     ARTESIAN_TRY_VOID(check_ranges(given, name_of(index)));
     for (const Range& range :
-         {Range{"dampening", group.dampening, any}, Range{"lr_decay", group.lr_decay, any}}) {
+         {Range{"dampening", group.dampening, any}, Range{"lr_decay", group.lr_decay, any},
+          Range{"min_coeff", group.min_coeff, any}, Range{"max_coeff", group.max_coeff, any}}) {
       ARTESIAN_TRY_VOID(check_range(range, name_of(index)));
     }
   }
@@ -123,7 +126,9 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                          .eps = config.eps,
                          .dampening = config.dampening,
                          .nesterov = config.nesterov,
-                         .lr_decay = config.lr_decay};
+                         .lr_decay = config.lr_decay,
+                         .min_coeff = config.min_coeff,
+                         .max_coeff = config.max_coeff};
   if (groups.empty()) constants.groups.push_back(common);
   for (const GroupOptions& group : groups) {
     const bool moved = group.lr.has_value() && *group.lr != config.lr;
@@ -165,6 +170,13 @@ kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32
     case kernels::Rule::Adagrad: {
       const double decay = 1.0 + static_cast<double>(count - 1) * given.lr_decay;
       common.learning_rate = static_cast<float>(given.lr / decay);
+      break;
+    }
+    case kernels::Rule::Lamb: {
+      if (!constants.bias_correction) break;
+      const double first = 1.0 - std::pow(given.beta1, static_cast<double>(count));
+      const double second = 1.0 - std::pow(given.beta2, static_cast<double>(count));
+      common.learning_rate = static_cast<float>(given.lr * std::sqrt(second) / first);
       break;
     }
     case kernels::Rule::RmsProp:

@@ -47,6 +47,8 @@ struct GroupStep {
   double dampening = 0.0;
   bool nesterov = false;
   double lr_decay = 0.0;
+  double min_coeff = 0.0;  // Lamb: bounds of the trust ratio
+  double max_coeff = 0.0;
 
   bool operator==(const GroupStep&) const = default;
 };

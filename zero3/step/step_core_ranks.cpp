@@ -51,6 +51,8 @@ Result<void> StepCore::agree() {
   add("optimizer.params.dampening", optimizer.dampening);
   add("optimizer.params.nesterov", optimizer.nesterov);
   add("optimizer.params.lr_decay", optimizer.lr_decay);
+  add("optimizer.params.min_coeff", optimizer.min_coeff);
+  add("optimizer.params.max_coeff", optimizer.max_coeff);
   ARTESIAN_TRY_VOID(agreement_.compare(facts));
   ARTESIAN_TRY(run_id, agreement_.of_first(run_id_, "the run's number"));
   run_id_ = run_id;

@@ -19,7 +19,16 @@ from artesian.deepspeed import comm, surface
 from artesian.described import describe, describe_modules, forget
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import MissingError, UnsupportedError
-from artesian.optim import DEFAULTS, Adagrad, AdamW, Lion, TieredOptimizer, TorchAdam, TorchAdamW
+from artesian.optim import (
+    DEFAULTS,
+    Adagrad,
+    AdamW,
+    Lamb,
+    Lion,
+    TieredOptimizer,
+    TorchAdam,
+    TorchAdamW,
+)
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DeepSpeedEngine = Engine
@@ -251,6 +260,31 @@ class FusedLion(Lion):
         set_grad_none: bool = True,
     ) -> None:
         super().__init__(params, lr, betas, weight_decay)
+
+
+class FusedLamb(Lamb):
+    """deepspeed.ops.lamb.FusedLamb's arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        eps_inside_sqrt: bool = False,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 0.0,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+        amsgrad: bool = False,
+    ) -> None:
+        if amsgrad or eps_inside_sqrt or max_grad_norm or not bias_correction:
+            raise UnsupportedError(
+                "FusedLamb: amsgrad=True, eps_inside_sqrt=True, bias_correction=False and a "
+                "max_grad_norm are not supported; gradient_clipping of the config clips"
+            )
+        super().__init__(params, lr, betas, eps, weight_decay, max_coeff, min_coeff)
 
 
 class Accelerator:

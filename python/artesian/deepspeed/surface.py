@@ -191,6 +191,7 @@ OP_BUILDERS = dict.fromkeys(
 )
 ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
 ADAGRAD = {"DeepSpeedCPUAdagrad": SHIM}
+LAMB = {"FusedLamb": SHIM}
 LION = {"DeepSpeedCPULion": SHIM, "FusedLion": SHIM}
 
 # Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
@@ -223,6 +224,7 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.ops.adagrad": ADAGRAD,
     "deepspeed.ops.adam": ADAM,
     "deepspeed.ops.aio": {"AsyncIOBuilder": BUILDERS},
+    "deepspeed.ops.lamb": LAMB,
     "deepspeed.ops.lion": LION,
     "deepspeed.ops.op_builder": OP_BUILDERS,
     "deepspeed.runtime": {},
@@ -306,7 +308,6 @@ REFUSED_MODULES: dict[str, str] = {
     "deepspeed.inference": "the inference engine",
     "deepspeed.module_inject": "tensor parallelism",
     "deepspeed.moe": "DeepSpeed's own expert layers; models with experts of their own train",
-    "deepspeed.ops.lamb": "Lamb; Adam, AdamW, SGD, Adagrad, RMSprop and Lion are supported",
     "deepspeed.ops.sparse_attention": "its sparse attention; use PyTorch's attention",
     "deepspeed.ops.transformer": "its CUDA kernels",
     "deepspeed.pipe": "pipeline parallelism",

@@ -245,6 +245,11 @@ const Case single[] = {
      "artesian.moments: got \"bf16\", allowed \"fp32\" while fp16.enabled is true; train in bf16 "
      "or "
      "fp32"},
+    {R"({"optimizer": {"type": "Adam", "params": {"max_coeff": 10}}})",
+     "optimizer.params.max_coeff: no parameter of Adam; remove it"},
+    {R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 0.5, "max_coeff": 0.1}}})",
+     "optimizer.params.min_coeff: got 0.5, allowed at most optimizer.params.max_coeff, which is "
+     "0.1"},
     {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.999]}}})",
      "optimizer.params.betas: no parameter of SGD; remove it"},
     {R"({"optimizer": {"params": {"momentum": 0.9}}})",
@@ -253,7 +258,8 @@ const Case single[] = {
      "optimizer.params.nesterov: got true, allowed with a momentum above 0 and no dampening; set "
      "momentum"},
     {R"({"optimizer": {"type": "AdmW"}})",
-     "optimizer.type: got \"AdmW\", allowed Adam, AdamW, SGD, Adagrad, RMSprop or Lion; did you "
+     "optimizer.type: got \"AdmW\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, Lion or Lamb; did "
+     "you "
      "mean \"AdamW\"?"},
     {R"({"scheduler": {"type": "warmuplr"}})",
      "scheduler.type: got \"warmuplr\", allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, "
@@ -354,14 +360,14 @@ const Case single[] = {
 #define ARTESIAN_REMOVED "DeepSpeed 0.19.8 has removed this feature, and Artesian does not have it"
 
 const Case unsupported[] = {
-    {R"({"optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 10}}})",
-     "not supported yet: optimizer.type: got \"Lamb\", allowed Adam, AdamW, SGD, Adagrad, RMSprop "
-     "or Lion"},
+    {R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})",
+     "not supported yet: optimizer.params.eps_inside_sqrt: got true, allowed false"},
+    {R"({"optimizer": {"type": "Muon"}})",
+     "not supported yet: optimizer.type: got \"Muon\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, "
+     "Lion or Lamb"},
     {R"({"optimizer": {"type": "onebitadam", "params": {"freeze_step": 10}}})",
-     "optimizer.type: got \"onebitadam\", allowed Adam, AdamW, SGD, Adagrad, RMSprop or "
-     "Lion; " ARTESIAN_REMOVED},
-    {R"({"optimizer": {"type": "Adam", "params": {"max_coeff": 10}}})",
-     "not supported yet: optimizer.params.max_coeff (of Lamb)"},
+     "optimizer.type: got \"onebitadam\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, "
+     "Lion or Lamb; " ARTESIAN_REMOVED},
     {R"({"optimizer": {"type": "RMSprop", "params": {"centered": true}}})",
      "not supported yet: optimizer.params.centered: got true, allowed false"},
     {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",

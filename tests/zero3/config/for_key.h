@@ -30,6 +30,7 @@ inline std::string optimizer_with(const std::string& path) {
     if (path.ends_with(std::string(".") + name)) return "SGD";
   }
   if (path.ends_with(".alpha") || path.ends_with(".centered")) return "RMSprop";
+  if (path.ends_with("_coeff") || path.ends_with(".eps_inside_sqrt")) return "Lamb";
   const bool adagrad = path.ends_with(".lr_decay") || path.ends_with("accumulator_value");
   return adagrad ? "Adagrad" : "Adam";
 }

@@ -73,6 +73,17 @@ TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdate
   }
 }
 
+TEST(SeparateDevicePlacement, LambIsRefusedByName) {
+  Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Cpu);
+  given.config.optimizer.type = OptimizerType::Lamb;
+  EXPECT_TRUE(given.place().has_value());
+  given.separate = true;
+  const auto refused = given.place();
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Unsupported);
+  EXPECT_NE(refused.error().message.find("optimizer.type: got \"Lamb\""), std::string::npos);
+}
+
 TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::None);
   given.separate = true;

@@ -203,7 +203,8 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
 /// Those that keep one moment, two or none, and moments in two bytes.
 TEST_F(Ranks, EveryOptimizerHasTheBitsOfOne) {
   for (const OptimizerType type :
-       {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion}) {
+       {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion,
+        OptimizerType::Lamb}) {
     expect_bits_of_one({.ranks = 3, .optimizer = 2, .dtype = 1, .type = type});
   }
   expect_bits_of_one({.ranks = 2, .optimizer = 1, .dtype = 1, .moments = DType::BFloat16});
