@@ -1,0 +1,191 @@
+#include "tests/support/simulated_accelerator/simulated_device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/units.h"
+
+namespace artesian::test_support {
+namespace {
+
+/// Queues of devices that are gone, for the next ones: PyTorch's streams are never taken away.
+std::vector<std::size_t>& spare_queues() {
+  static auto* const queues = new std::vector<std::size_t>();
+  return *queues;
+}
+
+LateQueues& queues() {
+  return accelerator().queues;
+}
+
+template <typename T>
+T* seen(T* at) {
+  return accelerator().memory.for_kernels(at);
+}
+
+}  // namespace
+
+SimulatedDevice::SimulatedDevice(c10::DeviceIndex index, std::size_t compute) : index_(index) {
+  queues_[static_cast<std::size_t>(Queue::Compute)] = compute;
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+    auto& own = queues_[static_cast<std::size_t>(queue)];
+    if (spare_queues().empty()) {
+      own = queues().add_queue();
+    } else {
+      own = spare_queues().back();
+      spare_queues().pop_back();
+    }
+  }
+}
+
+SimulatedDevice::~SimulatedDevice() {
+  ARTESIAN_CHECK(!has_arena_, name());  // else it was not given back
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+    queues().finish(queues().record(number(queue)));
+    spare_queues().push_back(number(queue));
+  }
+}
+
+Result<std::unique_ptr<pinned::Pool>> SimulatedDevice::create_arena(std::uint64_t bytes) {
+  const std::uint64_t size = round_up(bytes, 4096);
+  std::byte* const at = accelerator().memory.take(size);
+  if (at == nullptr) {
+    return make_error(ErrorCode::Exhausted, "artesian.device_memory: " + format_size(size) +
+                                                " asked, " +
+                                                format_size(accelerator().memory.bytes_free()) +
+                                                " free on " + name() + "; lower it");
+  }
+  has_arena_ = true;
+  return pinned::Pool::over({at, static_cast<std::size_t>(size)}, "device memory",
+                            [this, at, size] {
+                              queues().finish_all();
+                              accelerator().memory.give(at, size);
+                              has_arena_ = false;
+                            });
+}
+
+Result<void> SimulatedDevice::enqueue(Queue queue, const char* what, std::vector<Range> ranges,
+                                      LateQueues::Work work) {
+  queues().enqueue(number(queue), what, std::move(ranges), std::move(work));
+  return {};
+}
+
+Result<void> SimulatedDevice::copy_to_device(std::byte* target, const std::byte* source,
+                                             std::uint64_t bytes) {
+  check_copy(target, source, bytes);
+  bytes_to_device_ += bytes;
+  return enqueue(Queue::ToDevice, "a copy of the tier's to the device",
+                 {range_at(target, bytes, true), range_at(source, bytes, false)},
+                 [=] { std::memcpy(seen(target), seen(source), bytes); });
+}
+
+Result<void> SimulatedDevice::copy_to_host(std::byte* target, const std::byte* source,
+                                           std::uint64_t bytes) {
+  check_copy(target, source, bytes);
+  bytes_to_host_ += bytes;
+  const Range written = range_at(target, bytes, true);
+  if (!queues().is_used(written)) std::memset(target, 0xff, bytes);  // what is read too soon
+  return enqueue(Queue::ToHost, "a copy of the tier's to the host",
+                 {written, range_at(source, bytes, false)},
+                 [=] { std::memcpy(seen(target), seen(source), bytes); });
+}
+
+Result<void> SimulatedDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
+  return enqueue(queue, "zero", {range_at(target, bytes, true)},
+                 [=] { std::memset(seen(target), 0, bytes); });
+}
+
+Result<void> SimulatedDevice::expand(Queue queue, const std::byte* source, DType source_dtype,
+                                     float* target, std::uint64_t count) {
+  return enqueue(
+      queue, "expand",
+      {range_at(target, count * 4, true),
+       range_at(source, count * dtype_size(source_dtype), false)},
+      [=, host = kernels_] {
+        static_cast<void>(host->expand(queue, seen(source), source_dtype, seen(target), count));
+      });
+}
+
+Result<void> SimulatedDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
+                                                  const float* grad, DType grad_dtype,
+                                                  std::uint64_t count, kernels::Accumulate how) {
+  return enqueue(queue, "accumulate_gradient",
+                 {range_at(acc, count * dtype_size(acc_dtype), true),
+                  range_at(grad, count * sizeof(float), false)},
+                 [=, host = kernels_] {
+                   static_cast<void>(host->accumulate_gradient(queue, seen(acc), acc_dtype,
+                                                               seen(grad), grad_dtype, count, how));
+                 });
+}
+
+Result<void> SimulatedDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,
+                                          std::uint64_t count, double* leaf_sums) {
+  const std::uint64_t leaves = (count + kernels::norm_leaf - 1) / kernels::norm_leaf;
+  return enqueue(
+      queue, "sum_squares",
+      {range_at(leaf_sums, leaves * sizeof(double), true),
+       range_at(data, count * dtype_size(dtype), false)},
+      [=, host = kernels_] {
+        static_cast<void>(host->sum_squares(queue, seen(data), dtype, count, seen(leaf_sums)));
+      });
+}
+
+Result<void> SimulatedDevice::update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
+                                           const kernels::UpdateStep& step) {
+  std::vector<Range> ranges;
+  std::vector<kernels::AdamPiece> copied(pieces.begin(), pieces.end());
+  for (auto& [arrays, count] : copied) {
+    const auto take = [&, many = count](auto*& at, std::uint64_t size, bool written) {
+      if (at == nullptr) return;
+      ranges.push_back(range_at(at, many * size, written));
+      at = seen(at);
+    };
+    take(arrays.exp_avg, 4, true);
+    take(arrays.exp_avg_sq, 4, true);
+    take(arrays.param, 4, true);
+    take(arrays.master_low, 2, true);
+    take(arrays.param_out, dtype_size(arrays.param_out_dtype), true);
+    take(arrays.grad, dtype_size(arrays.grad_dtype), false);
+  }
+  return enqueue(queue, "update_steps", std::move(ranges), [=, host = kernels_] {
+    static_cast<void>(host->update_steps(queue, copied, step));
+  });
+}
+
+Result<tiering::DeviceFence> SimulatedDevice::record(Queue queue) {
+  LateQueues::Mark mark = queues().record(number(queue));
+  const DeviceFence fence{queue, mark.sequence};
+  constexpr std::size_t kept = 4096;
+  const std::lock_guard lock(mutex_);
+  Marks& marks = marks_[static_cast<std::size_t>(queue)];
+  marks[fence.sequence] = std::move(mark);
+  while (marks.size() > kept) marks.erase(marks.begin());
+  return fence;
+}
+
+LateQueues::Mark SimulatedDevice::mark_of(DeviceFence fence) {
+  const std::lock_guard lock(mutex_);
+  const Marks& marks = marks_[static_cast<std::size_t>(fence.queue)];
+  const auto found = marks.find(fence.sequence);
+  if (found != marks.end()) return found->second;
+  return {.queue = number(fence.queue), .sequence = fence.sequence};  // of long ago
+}
+
+Result<void> SimulatedDevice::wait(Queue queue, DeviceFence fence) {
+  if (fence.sequence != 0) queues().wait(number(queue), mark_of(fence));
+  return {};
+}
+
+bool SimulatedDevice::ready(DeviceFence fence) noexcept {
+  return fence.sequence == 0 || queues().passed(mark_of(fence));
+}
+
+Result<void> SimulatedDevice::finish(DeviceFence fence) noexcept {
+  if (fence.sequence == 0) return {};
+  const LateQueues::Mark mark = mark_of(fence);
+  if (!queues().passed(mark)) work_meanwhile();
+  queues().finish(mark);
+  return {};
+}
+
+}  // namespace artesian::test_support
