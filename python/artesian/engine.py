@@ -26,7 +26,7 @@ from artesian.config import (
     with_own_folders,
     without_param_offload,
 )
-from artesian.devices import check_device, check_inputs
+from artesian.devices import check_inputs, choose_device, move_model
 from artesian.dispatched import take_hooks_off
 from artesian.errors import Error, InvalidError, UnsupportedError
 from artesian.hooks import Hooks, Removable
@@ -146,9 +146,11 @@ class Engine(Members):
         model_parameters: Any = None,
         manner: Manner = Manner.NATIVE,
         adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self._adam = adam
+        self._device = device or torch.device("cpu")
         self.manner = manner
         plan = make_plan(model)
         check_model(model, plan)
@@ -156,7 +158,9 @@ class Engine(Members):
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
         self._read(config, optimizer, hidden_size)
         numbers = {name: index for index, name in enumerate(plan.parameters)}
-        tables = find_tables(model, plan)
+        # On a device, gradients of tables are made as any others.
+        tables = find_tables(model, plan) if self._device.type == "cpu" else {}
+        move_model(model, self._device)
         self.optimizer = self._facade_for(optimizer, trainable, model_parameters)
         self._core = _C.Engine(
             self.config_values,
@@ -167,6 +171,7 @@ class Engine(Members):
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
             others=other_tensors(model, plan),
+            device=str(self._device),
             engines=1 + sum(not engine.is_closed for engine in list(LIVE)),
             constants=_constants_of(weakref.ref(self.optimizer)),
         )
@@ -262,7 +267,7 @@ class Engine(Members):
     # Calls
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        check_inputs(args, kwargs)
+        check_inputs(self._device, args, kwargs)
         depth = self._core.depth
         try:
             return self.module(*args, **kwargs)
@@ -367,7 +372,7 @@ class Engine(Members):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self._device
 
     @property
     def global_samples(self) -> int:
@@ -593,7 +598,7 @@ class Engine(Members):
         for parameter in self._managed:
             vars(parameter).pop("_artesian_engine", None)
             if id(parameter) in returned:
-                parameter.data = returned[id(parameter)]
+                parameter.data = returned[id(parameter)].to(parameter.device)
         thaw(self._frozen)
 
     def _values_to_return(self) -> dict[int, torch.Tensor]:
@@ -639,10 +644,12 @@ def initialize(
 ) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
-    The model's parameters must be on the CPU; from here on the engine has them. Without
+    The model's parameters must be on the CPU, or on the engine's device; from here on the engine
+    has them, there. Without
     an optimizer the config's section says which it is; model_parameters are its parameters or
-    groups, all that are trainable unless given. `device`: "cpu", the only one so far; None is the
-    config's artesian.device, or else the CPU where the machine has no GPU.
+    groups, all that are trainable unless given. `device`: "cpu", or an accelerator of PyTorch's
+    that Python trains on; None is the config's artesian.device, or else that accelerator where the
+    machine has one, or else the CPU.
     """
     return begin(
         args=args,
@@ -744,7 +751,7 @@ def begin(
     chosen = config if config is not None else getattr(args, "deepspeed_config", None)
     if chosen is None:
         raise InvalidError("initialize(config=...): got none, allowed a dict, path or JSON text")
-    check_device(device, values_of(chosen)[0])
+    chosen_device = choose_device(device, values_of(chosen)[0])
     take_over(model)
     if model_parameters is not None:
         model_parameters = list(model_parameters)
@@ -760,7 +767,9 @@ def begin(
     if manner is Manner.DEEPSPEED:
         frozen += leave_out(model, optimizer, model_parameters)
     try:
-        engine = Engine(model, chosen, optimizer, model_parameters, manner, adam)
+        engine = Engine(
+            model, chosen, optimizer, model_parameters, manner, adam, chosen_device
+        )
     except BaseException:
         thaw(frozen)
         raise

@@ -66,6 +66,7 @@ class SavedMasters:
         saved = self.tensors.get(number)
         master = engine._read_master(number, room)
         # What is resident has been rounded before the caller sees it.
+        values = values.to(master.device)
         before = master.to(self.dtype) if engine.resident else master
         changed = before.to(values.dtype) != values
         if not changed.any():

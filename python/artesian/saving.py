@@ -127,7 +127,8 @@ def save(
     if client_state:
         client[CLIENT_FILE] = pack(client_state, "client_state")
     buffers = [
-        (name, buffer.detach().contiguous()) for name, buffer in persistent_buffers(engine.module)
+        (name, buffer.detach().cpu().contiguous())
+        for name, buffer in persistent_buffers(engine.module)
     ]
     os.makedirs(folder, exist_ok=True)
     return engine._core.save_checkpoint(

@@ -116,7 +116,7 @@ def is_released(parameter: Any) -> bool:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 @dataclasses.dataclass
@@ -165,7 +165,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         if engine._core.depth > 0:
             engine._core.gather(engine._number(parameter))
             return
-        values = engine.full_parameter(parameter).to(parameter.dtype)
+        values = engine.full_parameter(parameter).to(parameter.device, parameter.dtype)
         self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))
         engine._core.lend(engine._number(parameter), True)
         parameter._artesian_lent = True  # type: ignore[attr-defined]

@@ -84,7 +84,7 @@ zero3::UnitUses::Constants asking(py::function ask) {
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
               const Numbers& tables, const NamedTensors& others, std::uint64_t engines,
-              py::function constants) {
+              const std::string& device, py::function constants) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -93,6 +93,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
     tensors.push_back(tensor);
   }
   const zero3::HookedEngineOptions options{
+      .device = device,
       .groups = std::vector<zero3::GroupOptions>(group_count),
       .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros,
       .engines = engines,
@@ -300,17 +301,27 @@ py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, con
   return values;
 }
 
+/// `make`: a capsule with a MakeBackend.
+void add_device_backend(const std::string& type, const py::capsule& make) {
+  const auto kind = c10::Device(type).type();
+  zero3::add_backend(kind, reinterpret_cast<zero3::MakeBackend>(make.get_pointer()));
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
   using zero3::UnitUses;
+  module.def("add_device_backend", &add_device_backend, py::arg("type"), py::arg("make"));
+  module.def("has_device_backend",
+             [](const std::string& type) { return zero3::has_backend(c10::Device(type).type()); });
   py::class_<HookedEngine, Holder> bound(module, "Engine");
   bind_tables(bound);
   bind_state(bound);
   bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("tables"), py::arg("others"), py::arg("engines"), py::arg("constants"))
+           py::arg("tables"), py::arg("others"), py::arg("engines"), py::arg("device"),
+           py::arg("constants"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
@@ -331,6 +342,7 @@ void bind_engine(py::module_& module) {
            py::arg("strict"), py::arg("optimizer_states"))
       .def("digest",
            [](HookedEngine& engine) { return without_gil([&] { return engine.digest(); }); })
+      .def_property_readonly("device", [](HookedEngine& engine) { return engine.device().str(); })
       .def("close", [](HookedEngine& engine) { without_gil([&] { return engine.close(); }); })
       .def_property_readonly("loss_scale",
                              [](HookedEngine& engine) { return engine.core().loss_scale(); })

@@ -46,11 +46,12 @@ def loss_of(model, batch, step):
     return model(**batch(step)).loss
 
 
-def digest_for(name, gradients):
-    """Of an engine that has taken one step with exactly these gradients: each unit's function is
-    replaced by one that is linear in its parameters."""
+def digest_for(name, gradients, **more):
+    """Of an engine on the CPU that has taken one step with exactly these gradients: each unit's
+    function is replaced by one that is linear in its parameters."""
     model, _ = small_models.make(name)
-    engine = artesian.initialize(model=model, config=small_models.config_for())[0]
+    config = small_models.config_for(**more)
+    engine = artesian.initialize(model=model, config=config, device="cpu")[0]
     plan = artesian.units.make_plan(model)
     left = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     loss = torch.zeros(())

@@ -1,17 +1,20 @@
 #include "zero3/torch/compute_device.h"
 
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/cpu/Utils.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <charconv>
+#include <map>
+#include <mutex>
 
 #include "tiering/device/host_device.h"
 #include "zero3/torch/activation_memory.h"
+#include "zero3/torch/from_torch.h"
 
 #ifdef ARTESIAN_HAVE_CUDA
-#include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <dlfcn.h>
 
@@ -19,7 +22,6 @@
 
 #include "base/log.h"
 #include "tiering/device/cuda_device.h"
-#include "zero3/torch/from_torch.h"
 #endif
 
 namespace artesian::zero3 {
@@ -58,6 +60,16 @@ ComputeDevice cpu() {
   device.backend = device.owned.get();  // of each engine, as they may run in threads of their own
   return device;
 }
+
+/// The factories of backends by type of device.
+struct Backends {
+  static Backends& instance() {
+    static Backends backends;
+    return backends;
+  }
+  std::mutex mutex;
+  std::map<c10::DeviceType, MakeBackend> by_type;
+};
 
 }  // namespace
 
@@ -126,6 +138,22 @@ Result<std::uint64_t> free_device_memory(int index) {
   return tiering::CudaDevice::free_memory(index);
 }
 
+namespace {
+
+Result<std::unique_ptr<tiering::Device>> make_cuda_backend(c10::Device device,
+                                                           c10::Stream compute) {
+  ARTESIAN_TRY(made, tiering::CudaDevice::open(device.index(),
+                                               static_cast<cudaStream_t>(compute.native_handle())));
+  return std::unique_ptr<tiering::Device>(std::move(made));
+}
+
+/// The backend of a type that is built in; null: none is.
+MakeBackend built_in_backend(c10::DeviceType type) {
+  return type == c10::kCUDA ? &make_cuda_backend : nullptr;
+}
+
+}  // namespace
+
 Result<ComputeDevice> open_compute_device(const std::string& name, Determinism determinism) {
   ARTESIAN_TRY(index, device_index(name));
   if (!index.has_value()) return cpu();
@@ -155,8 +183,126 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism d
   });
 }
 
+#else
+
+namespace {
+
+Error built_without() {
+  return make_error(ErrorCode::Unsupported,
+                    "device: got cuda, allowed cpu: this build has no CUDA; build with a CUDA "
+                    "toolkit, or leave it out to compute on the CPU");
+}
+
+}  // namespace
+
+namespace {
+
+MakeBackend built_in_backend(c10::DeviceType) {
+  return nullptr;
+}
+
+}  // namespace
+
+Result<void> check_device(const std::string& name) {
+  ARTESIAN_TRY(index, device_index(name));
+  return index.has_value() ? built_without() : Result<void>();
+}
+
+Result<std::uint64_t> free_device_memory(int) {
+  return built_without();
+}
+
+Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) {
+  ARTESIAN_TRY(index, device_index(name));
+  if (index.has_value()) return built_without();
+  return cpu();
+}
+
+#endif
+
+namespace {
+
+MakeBackend backend_of(c10::DeviceType type) {
+  Backends& backends = Backends::instance();
+  const std::lock_guard lock(backends.mutex);
+  const auto found = backends.by_type.find(type);
+  return found != backends.by_type.end() ? found->second : built_in_backend(type);
+}
+
+/// A device that LibTorch has, with its index.
+Result<c10::Device> existing_device(const std::string& name) {
+  const auto parsed = from_torch([&]() -> Result<c10::Device> { return c10::Device(name); });
+  if (!parsed.has_value()) {
+    return make_error(ErrorCode::Invalid, "device: got \"" + name +
+                                              "\", allowed cpu, or an accelerator by PyTorch's "
+                                              "name, for instance cuda:0");
+  }
+  if (parsed->is_cpu()) return *parsed;
+  return from_torch([&]() -> Result<c10::Device> {
+    const int count =
+        at::getAccelerator() == parsed->type() ? int{at::accelerator::deviceCount()} : 0;
+    if (count == 0) {
+      return make_error(ErrorCode::Unsupported,
+                        "device: got " + name + ", allowed cpu: PyTorch sees no such device");
+    }
+    const int index = parsed->has_index() ? parsed->index() : at::accelerator::getDeviceIndex();
+    if (index < count) return c10::Device(parsed->type(), static_cast<c10::DeviceIndex>(index));
+    return make_error(ErrorCode::Invalid, "device: got " + name + ", allowed an index of 0 to " +
+                                              std::to_string(count - 1));
+  });
+}
+
+}  // namespace
+
+void add_backend(c10::DeviceType type, MakeBackend make) {
+  Backends& backends = Backends::instance();
+  const std::lock_guard lock(backends.mutex);
+  backends.by_type[type] = make;
+}
+
+bool has_backend(c10::DeviceType type) {
+  return backend_of(type) != nullptr;
+}
+
+Result<ComputeDevice> open_accelerator(const std::string& name) {
+  ARTESIAN_TRY(device, existing_device(name));
+  if (device.is_cpu()) return cpu();
+  const MakeBackend make = backend_of(device.type());
+  if (make == nullptr) {
+    return make_error(ErrorCode::Unsupported,
+                      "device: got " + name + ", allowed cpu: this build has no backend for it");
+  }
+  return from_torch([&]() -> Result<ComputeDevice> {
+    at::globalContext().lazyInitDevice(device.type());  // before it, there are no statistics
+    at::accelerator::setDeviceIndex(device.index());
+    const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
+    ARTESIAN_TRY(backend, make(device, stream));
+    ComputeDevice opened{.torch = device,
+                         .native_fp16 = true,
+                         .native_bf16 = true,
+                         .stream = stream.id(),
+                         .owned = std::move(backend)};
+    opened.backend = opened.owned.get();
+    return opened;
+  });
+}
+
+Result<std::optional<std::uint64_t>> free_device_memory(const std::string& name) {
+  using Bytes = std::optional<std::uint64_t>;
+  if (name.starts_with("cuda")) {  // may be asked before LibTorch's CUDA part is loaded
+    ARTESIAN_TRY(index, device_index(name));
+    ARTESIAN_TRY(free, free_device_memory(*index));
+    return Bytes(free);
+  }
+  ARTESIAN_TRY(device, existing_device(name));
+  if (device.is_cpu()) return Bytes();
+  return from_torch([&]() -> Result<Bytes> {
+    return Bytes(at::accelerator::getMemoryInfo(device.index()).first);
+  });
+}
+
 Result<void> check_stream(const ComputeDevice& device, const char* call) {
-  if (!device.torch.is_cuda()) return {};
+  if (device.torch.is_cpu()) return {};
   return from_torch([&]() -> Result<void> {
     if (at::accelerator::getCurrentStream(device.torch.index()).id() == device.stream) return {};
     return make_error(ErrorCode::Invalid,
@@ -179,56 +325,15 @@ Result<c10::CachingAllocator::Stat> tensor_bytes(const ComputeDevice& device) {
 }  // namespace
 
 Result<std::uint64_t> tensor_bytes_now(const ComputeDevice& device) {
-  if (!device.torch.is_cuda()) return activations_now();
+  if (device.torch.is_cpu()) return activations_now();
   ARTESIAN_TRY(bytes, tensor_bytes(device));
   return static_cast<std::uint64_t>(bytes.current);
 }
 
 Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice& device) {
-  if (!device.torch.is_cuda()) return std::uint64_t{0};
+  if (device.torch.is_cpu()) return std::uint64_t{0};
   ARTESIAN_TRY(bytes, tensor_bytes(device));
   return static_cast<std::uint64_t>(bytes.peak);
 }
-
-#else
-
-namespace {
-
-Error built_without() {
-  return make_error(ErrorCode::Unsupported,
-                    "device: got cuda, allowed cpu: this build has no CUDA; build with a CUDA "
-                    "toolkit, or leave it out to compute on the CPU");
-}
-
-}  // namespace
-
-Result<void> check_device(const std::string& name) {
-  ARTESIAN_TRY(index, device_index(name));
-  return index.has_value() ? built_without() : Result<void>();
-}
-
-Result<std::uint64_t> free_device_memory(int) {
-  return built_without();
-}
-
-Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) {
-  ARTESIAN_TRY(index, device_index(name));
-  if (index.has_value()) return built_without();
-  return cpu();
-}
-
-Result<void> check_stream(const ComputeDevice&, const char*) {
-  return {};
-}
-
-Result<std::uint64_t> tensor_bytes_now(const ComputeDevice&) {
-  return activations_now();
-}
-
-Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice&) {
-  return std::uint64_t{0};
-}
-
-#endif
 
 }  // namespace artesian::zero3

@@ -1,5 +1,6 @@
-// ComputeDevice: where the model computes: the CPU, or one GPU. It joins the two sides of a device:
-// what LibTorch calls it (c10::Device) and the backend of the device tier
+// ComputeDevice: where the model computes: the CPU, one GPU, or, for models that are run by
+// somebody else, any accelerator that LibTorch knows and that has a backend. It joins the two sides
+// of a device: what LibTorch calls it (c10::Device) and the backend of the device tier
 // (tiering/device/device.h), whose queue Compute is LibTorch's current stream.
 //
 // LibTorch's CUDA libraries take a gigabyte and a second to load, and a wheel for CPUs lacks them:
@@ -50,12 +51,27 @@ Result<void> check_device(const std::string& name);
 Result<ComputeDevice> open_compute_device(const std::string& name,
                                           Determinism determinism = Determinism::Required);
 
+/// Makes the device tier's backend for a device of LibTorch's, whose queue Compute is that stream.
+using MakeBackend = Result<std::unique_ptr<tiering::Device>> (*)(c10::Device device,
+                                                                 c10::Stream compute);
+/// From here on open_accelerator() asks this for devices of that type. CUDA has its own from the
+/// beginning, where it is built in.
+void add_backend(c10::DeviceType type, MakeBackend make);
+bool has_backend(c10::DeviceType type);
+
+/// Opens "cpu", or an accelerator by LibTorch's name, "cuda:0", which LibTorch has loaded already.
+/// LibTorch's settings are the caller's and stay; the device becomes the current one of this
+/// thread. Errors: Invalid (no such device); Unsupported (it has no backend); the backend's.
+Result<ComputeDevice> open_accelerator(const std::string& name);
+
 /// Errors: Invalid, where another LibTorch stream is current than when a GPU was opened: what it
 /// computes would have no order with the device tier's copies. `call`: for the message.
 Result<void> check_stream(const ComputeDevice& device, const char* call);
 
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);
+/// The same by name, of any accelerator; none for "cpu". Errors: Invalid (no such device); Io.
+Result<std::optional<std::uint64_t>> free_device_memory(const std::string& name);
 
 /// Bytes that LibTorch has on the device now; on the CPU 0 without track_activations() (engine.h).
 /// Errors: what LibTorch throws.

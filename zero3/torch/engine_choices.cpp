@@ -36,10 +36,11 @@ Result<Budgets> choose_budgets(const Config& config, const std::string& device,
   Budgets budgets{.device = given.device_memory.value_or(available / 4),
                   .host = given.host_memory.value_or(available / 2),
                   .activations = given.activation_memory.value_or(available / 8)};
-  ARTESIAN_TRY(index, device_index(device));
   const bool all_given = given.device_memory.has_value() && given.activation_memory.has_value();
-  if (!index.has_value() || all_given) return budgets;
-  ARTESIAN_TRY(free, free_device_memory(*index));
+  if (device == "cpu" || all_given) return budgets;
+  ARTESIAN_TRY(asked, free_device_memory(device));
+  if (!asked.has_value()) return budgets;
+  const std::uint64_t free = *asked;
   budgets.activations = given.activation_memory.value_or(free / 20);
   std::uint64_t rest = free / 10 * 9;
   if (planned) {

@@ -60,22 +60,23 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
     shape.parameters[index].trainable = tensors[index].requires_grad();
   }
   ARTESIAN_TRY_VOID(check_shape(shape.parameters, shape.stages));
-  ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others));
-  ARTESIAN_TRY(device, open_compute_device("cpu", config.artesian.determinism));
-  device_ = std::move(device.owned);
+  ARTESIAN_TRY(device, open_accelerator(given.device));
+  device_ = std::move(device);
+  ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others, device_.torch));
   StepCoreOptions options{.resident = config.zero.stage < 3,
                           .groups = given.groups,
                           .unreached = given.unreached,
                           .hooked = true};
-  ARTESIAN_TRY(core, make_core(std::move(shape), config, device, std::move(options), *executor_,
+  ARTESIAN_TRY(core, make_core(std::move(shape), config, device_, std::move(options), *executor_,
                                given.engines));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
   ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
   ARTESIAN_TRY_VOID(core_->initialize(weights, {}));
-  ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others));
+  ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others,
+                                                device_.torch));
   tensors_ = std::move(adopted);
-  uses_ = std::make_unique<UnitUses>(*core_, *tensors_, given.constants);
+  uses_ = std::make_unique<UnitUses>(*core_, *tensors_, given.constants, &device_);
   return {};
 }
 
@@ -85,7 +86,7 @@ HookedEngine::~HookedEngine() {
     keep_for_ever(std::move(uses_));
     keep_for_ever(std::move(tensors_));
     keep_for_ever(std::move(core_));
-    keep_for_ever(std::move(device_));
+    keep_for_ever(std::move(device_.owned));
     keep_for_ever(std::move(executor_));
     return;
   }
@@ -93,7 +94,7 @@ HookedEngine::~HookedEngine() {
   if (!outcome.has_value()) log(LogLevel::Error, outcome.error().to_string());
   if (!core_->stalled()) return;
   keep_for_ever(std::move(core_));
-  keep_for_ever(std::move(device_));
+  keep_for_ever(std::move(device_.owned));
   keep_for_ever(std::move(executor_));
 }
 
@@ -213,7 +214,7 @@ Result<SavedCheckpoint> HookedEngine::save_checkpoint(SaveRequest request,
     ARTESIAN_TRY(buffer, buffer_to_save(each.name, each.tensor));
     request.buffers.push_back(buffer);
   }
-  ARTESIAN_TRY_VOID(add_facts(request, c10::kCPU, core_->compute_dtype()));
+  ARTESIAN_TRY_VOID(add_facts(request, device_.torch, core_->compute_dtype()));
   return core_->save_checkpoint(request);
 }
 
@@ -224,7 +225,7 @@ Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& reques
   const bool refused = !loaded.has_value() && core_->state_of_step() == StepState::Ready;
   if (!refused) open->weights_replaced();
   if (!loaded.has_value() || !request.optimizer_states) return loaded;
-  ARTESIAN_TRY_VOID(go_on_from(*loaded, c10::kCPU, core_->compute_dtype()));
+  ARTESIAN_TRY_VOID(go_on_from(*loaded, device_.torch, core_->compute_dtype()));
   return loaded;
 }
 

@@ -1,5 +1,6 @@
 // HookedEngine: trains a model that somebody else runs. Its parameters are adopted, its modules are
-// told of by hooks (UnitUses), and the state is a StepCore's, in tiers. On the CPU.
+// told of by hooks (UnitUses), and the state is a StepCore's, in tiers. On the CPU, or on an
+// accelerator that LibTorch knows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +15,7 @@
 #include "tiering/device/device.h"
 #include "zero3/config/config.h"
 #include "zero3/step/step_core.h"
+#include "zero3/torch/compute_device.h"
 #include "zero3/torch/parameter_tensors.h"
 #include "zero3/torch/torch_executor.h"
 #include "zero3/torch/unit_uses.h"
@@ -21,6 +23,7 @@
 namespace artesian::zero3 {
 
 struct HookedEngineOptions {
+  std::string device = "cpu";          // open_accelerator()
   std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
   Unreached unreached = Unreached::IsSkipped;
   std::uint64_t engines = 1;        // of the process, this one included: they share default budgets
@@ -29,10 +32,10 @@ struct HookedEngineOptions {
 
 class HookedEngine {
  public:
-  /// Plans, fills the home tiers from the tensors, and takes them over: tensors[i] is parameter i
-  /// of the shape, and trainable where that asks for a gradient; `others` are what else the model
-  /// holds. After an error the model is as it was.
-  /// Errors: those of StepCore::create and initialize; of check_adoptable.
+  /// Plans, fills the home tiers from the tensors, and takes them over, to its device: tensors[i]
+  /// is parameter i of the shape, and trainable where that asks for a gradient; `others` are what
+  /// else the model holds. After an error the model is as it was. Errors: those of StepCore::create
+  /// and initialize; of check_adoptable.
   static Result<std::unique_ptr<HookedEngine>> create(ModelShape shape, const Config& config,
                                                       const HookedEngineOptions& options,
                                                       std::span<const at::Tensor> tensors,
@@ -46,6 +49,7 @@ class HookedEngine {
   /// child.
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
+  c10::Device device() const noexcept { return device_.torch; }
   /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
   /// any dtype, or in a new one, fp32. Errors: as StepCore::read_state; Invalid.
   Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
@@ -91,7 +95,7 @@ class HookedEngine {
 
   const pid_t process_ = getpid();
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
-  std::unique_ptr<tiering::Device> device_;  // outlives the core
+  ComputeDevice device_;  // outlives the core
   std::unique_ptr<StepCore> core_;
   std::unique_ptr<ParameterTensors> tensors_;
   std::unique_ptr<UnitUses> uses_;

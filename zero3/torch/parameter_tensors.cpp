@@ -80,10 +80,15 @@ Error cannot_adopt(const std::string& name, const std::string& what) {
   return make_error(ErrorCode::Invalid, "parameter \"" + name + "\": " + what);
 }
 
-Result<void> check_one(const ParameterSpec& spec, const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage() || !tensor.is_cpu()) {
+/// LibTorch lets a tensor of the CPU become one of its own kinds of devices, and of no other.
+bool may_move(const at::Tensor& tensor, c10::Device device) {
+  return tensor.device() == device || (tensor.is_cpu() && device.type() != c10::kPrivateUse1);
+}
+
+Result<void> check_one(const ParameterSpec& spec, const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.defined() || !tensor.has_storage() || !may_move(tensor, device)) {
     const std::string where = tensor.defined() ? tensor.device().str() : "nowhere";
-    return cannot_adopt(spec.name, "got a tensor on " + where + ", allowed cpu");
+    return cannot_adopt(spec.name, "got a tensor on " + where + ", allowed " + device.str());
   }
   if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
     return cannot_adopt(spec.name, "got the shape " + c10::str(tensor.sizes()) + ", allowed " +
@@ -104,11 +109,11 @@ Result<void> check_one(const ParameterSpec& spec, const at::Tensor& tensor) {
 
 Result<void> check_adoptable(const std::vector<ParameterSpec>& parameters,
                              std::span<const at::Tensor> tensors,
-                             std::span<const NamedTensor> others) {
+                             std::span<const NamedTensor> others, c10::Device device) {
   ARTESIAN_CHECK(parameters.size() == tensors.size(), parameters.size(), tensors.size());
   std::vector<Extent> extents;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    ARTESIAN_TRY_VOID(check_one(parameters[index], tensors[index]));
+    ARTESIAN_TRY_VOID(check_one(parameters[index], tensors[index], device));
     extents.push_back(extent_of(tensors[index], parameters[index].name, /*parameter=*/true));
   }
   for (const NamedTensor& other : others) {
@@ -188,9 +193,9 @@ Result<std::unique_ptr<ParameterTensors>> ParameterTensors::create(
 
 Result<std::unique_ptr<ParameterTensors>> ParameterTensors::adopt(
     const std::vector<ParameterSpec>& parameters, const Placement& placement,
-    std::span<const at::Tensor> tensors, std::span<const NamedTensor> others) {
-  ARTESIAN_TRY_VOID(check_adoptable(parameters, tensors, others));
-  std::unique_ptr<ParameterTensors> result(new ParameterTensors(placement.layout, c10::kCPU));
+    std::span<const at::Tensor> tensors, std::span<const NamedTensor> others, c10::Device device) {
+  ARTESIAN_TRY_VOID(check_adoptable(parameters, tensors, others, device));
+  std::unique_ptr<ParameterTensors> result(new ParameterTensors(placement.layout, device));
   if (!released_tensors_throw()) ARTESIAN_TRY_VOID(result->make_guard(parameters, placement));
   std::set<const c10::StorageImpl*> still_used;
   for (const NamedTensor& other : others) {

@@ -33,12 +33,13 @@ struct NamedTensor {
 
 /// Checks that the tensors of a caller's model can become ours, tensors[i] being parameters[i].
 /// `others` are what else the model holds: buffers, plain attributes. Errors: Invalid, naming the
-/// tensors: a shape, dtype or device that does not fit; one that is no leaf; two that share memory;
+/// tensors: a shape, dtype or device that does not fit (they are on the CPU, or, all alike, on
+/// `device`); one that is no leaf; two that share memory;
 /// memory shared with one of the others, which would keep the old values; one that an engine has
 /// already.
 Result<void> check_adoptable(const std::vector<ParameterSpec>& parameters,
                              std::span<const at::Tensor> tensors,
-                             std::span<const NamedTensor> others);
+                             std::span<const NamedTensor> others, c10::Device device = c10::kCPU);
 
 class ParameterTensors {
  public:
@@ -47,20 +48,22 @@ class ParameterTensors {
   static Result<std::unique_ptr<ParameterTensors>> create(
       const std::vector<ParameterSpec>& parameters, const Placement& placement,
       c10::Device device = c10::kCPU);
-  /// Takes a model's own tensors over: from here on their memory is ours, contiguous, in
-  /// UnitPlacement::computed, and all are released. Identity, shape, requires_grad, hooks and ties
-  /// stay. Views of their old memory that somebody still holds throw when they are read, and so do
-  /// the tensors themselves in a forked child. Errors:
-  /// those of check_adoptable, after which nothing has changed; Exhausted (the guard's).
+  /// Takes a model's own tensors over: from here on their memory is ours, on `device`, contiguous,
+  /// in UnitPlacement::computed, and all are released. Identity, shape, requires_grad, hooks and
+  /// ties stay. Views of their old memory that somebody still holds throw when they are read, and
+  /// so do the tensors themselves in a forked child. Errors: those of check_adoptable, after which
+  /// nothing has changed; Exhausted (the guard's).
   static Result<std::unique_ptr<ParameterTensors>> adopt(
       const std::vector<ParameterSpec>& parameters, const Placement& placement,
-      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
+      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others,
+      c10::Device device = c10::kCPU);
   /// Adopted tensors outlive this: they stay refused, and say that their engine is gone.
   ~ParameterTensors();
   ParameterTensors(const ParameterTensors&) = delete;
   ParameterTensors& operator=(const ParameterTensors&) = delete;
 
   const at::Tensor& at(std::uint32_t parameter) const { return tensors_[parameter]; }
+  c10::Device device() const noexcept { return device_; }
   /// Points the unit's parameters into its slot.
   void bind(std::uint32_t unit, std::byte* slot);
   /// Releases them.

@@ -46,6 +46,7 @@ const std::string& ParameterWatch::name(std::uint32_t parameter) const {
 
 std::uint64_t ParameterWatch::sum_of(std::uint32_t parameter) const {
   const at::Tensor& tensor = tensors_.at(parameter);
+  if (!tensor.is_cpu()) return 0;
   return kernels::checksum64(tensor.const_data_ptr(), tensor.nbytes(), parameter);
 }
 

@@ -3,7 +3,8 @@
 // gradients. It would be lost in silence, so the next call finds it and names the parameter.
 //
 // Values are compared by their version; where they can be read between passes (persistent units),
-// by a checksum, too, since what is changed through `data` has a version of its own. Below stage 3
+// by a checksum, too, since what is changed through `data` has a version of its own; on a device
+// that the host cannot read, by the version alone. Below stage 3
 // all parameters can be, and what has changed is no mistake: changed() finds it, for who takes it
 // over.
 //
@@ -60,7 +61,7 @@ class ParameterWatch {
 
  private:
   const std::string& name(std::uint32_t parameter) const;
-  std::uint64_t sum_of(std::uint32_t parameter) const;
+  std::uint64_t sum_of(std::uint32_t parameter) const;  // 0 where the host cannot read it
   bool is_as_remembered(std::uint32_t parameter, LookFor look) const;
 
   const StepCore& core_;

@@ -33,8 +33,8 @@ std::string bytes_of(const at::Tensor& state) {
 }
 
 at::Generator generator_of(c10::Device device) {
-  return device.is_cuda() ? at::globalContext().defaultGenerator(device)
-                          : at::detail::getDefaultCPUGenerator();
+  return device.is_cpu() ? at::detail::getDefaultCPUGenerator()
+                         : at::globalContext().defaultGenerator(device);
 }
 
 std::string state_of(c10::Device device) {
@@ -60,7 +60,7 @@ Result<void> restore(const std::string& name, const std::string& bytes, c10::Dev
 Result<std::map<std::string, std::string>> generator_states(c10::Device device) {
   return from_torch([&]() -> Result<std::map<std::string, std::string>> {
     std::map<std::string, std::string> states{{cpu_name, state_of(c10::kCPU)}};
-    if (device.is_cuda()) states.emplace(device.str(), state_of(device));
+    if (!device.is_cpu()) states.emplace(device.str(), state_of(device));
     return states;
   });
 }
@@ -70,7 +70,7 @@ Result<void> restore_generators(const std::map<std::string, std::string>& states
   const auto on_cpu = states.find(cpu_name);
   if (on_cpu != states.end()) ARTESIAN_TRY_VOID(restore(cpu_name, on_cpu->second, c10::kCPU));
   const auto on_device = states.find(device.str());
-  if (!device.is_cuda() || on_device == states.end()) return {};
+  if (device.is_cpu() || on_device == states.end()) return {};
   return restore(on_device->first, on_device->second, device);
 }
 
@@ -111,7 +111,7 @@ std::map<std::string, std::string> facts_of_bits(c10::Device device, DType compu
   return {{"threads", std::to_string(at::get_num_threads())},
           {"instruction_set", at::get_cpu_capability()},
           {"compute_dtype", dtype_name(compute_dtype)},
-          {"device", device.is_cuda() ? "cuda" : "cpu"},
+          {"device", c10::DeviceTypeName(device.type(), /*lower_case=*/true)},
           {"torch", TORCH_VERSION}};
 }
 

@@ -21,8 +21,8 @@ Result<TensorWeights> TensorWeights::create(const std::vector<ParameterSpec>& pa
       at::Tensor& tensor = tensors[index];
       const ParameterSpec& spec = parameters[index];
       const std::string where = "initial weights: " + spec.name + ": ";
-      if (!tensor.defined() || !tensor.is_cpu() || !tensor.is_floating_point()) {
-        return make_error(ErrorCode::Invalid, where + "allowed a floating-point tensor on the CPU");
+      if (!tensor.defined() || !tensor.is_floating_point()) {
+        return make_error(ErrorCode::Invalid, where + "allowed a floating-point tensor");
       }
       if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
         return make_error(ErrorCode::Invalid, where + "got the shape " + c10::str(tensor.sizes()) +

@@ -11,9 +11,9 @@ namespace artesian::zero3 {
 
 class TensorWeights final : public WeightSource {
  public:
-  /// Shape: tensors[i] is parameter i, in its shape; any floating dtype, on the CPU. A contiguous
-  /// tensor is not copied, since a model may be larger than memory. Errors: Invalid, naming the
-  /// first parameter that does not fit.
+  /// Shape: tensors[i] is parameter i, in its shape; any floating dtype, on any device. A
+  /// contiguous tensor is not copied, since a model may be larger than memory. Errors: Invalid,
+  /// naming the first parameter that does not fit.
   static Result<TensorWeights> create(const std::vector<ParameterSpec>& parameters,
                                       std::vector<at::Tensor> tensors);
 

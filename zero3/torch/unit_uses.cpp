@@ -64,7 +64,8 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
       if (uses.has_failed(task)) return;
       const bool known = use_->inner.task == task;  // it is open, or done
       if (!known) uses.raise(uses.open(use_, task));
-      uses.core_.update_between_operators();
+      // Beside a separate device the host's thread is free anyway.
+      if (!uses.core_.state().separate_device()) uses.core_.update_between_operators();
     });
     return gradients;
   }
@@ -134,11 +135,13 @@ class UnitUses::AccumulateHook final : public torch::autograd::FunctionPostHook 
   std::uint32_t parameter_;
 };
 
-UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants)
+UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants,
+                   const ComputeDevice* device)
     : core_(core),
       tensors_(tensors),
       layout_(core.layout()),
       constants_(std::move(constants)),
+      device_(device),
       watch_(core, tensors),
       link_(std::make_shared<Link>(this, layout_.units.size())),
       accesses_(layout_.stages),
@@ -445,6 +448,7 @@ void UnitUses::follow_task(int task) {
   auto runs = std::make_shared<const int>(task);  // lives as long as the task has its callback
   tasks_.push_back({.number = task, .runs = runs});
   if (outermost) {
+    raise(check_stream_of("backward"));
     if (backwards_ >= backwards_before_) raise(core_.take_update_back());  // one more than before
     raise(drop_gradients_if_the_caller_did());
     watch_.take_gradients_away();
@@ -555,7 +559,8 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   added_[parameter] = true;
   core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
   const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
-  return core_.remember(core_.add(place.unit, added));
+  ARTESIAN_TRY(written, core_.state().device().record(tiering::Queue::Compute));
+  return core_.remember(core_.add(place.unit, added, written));
 }
 
 /// A backward of the step is open.

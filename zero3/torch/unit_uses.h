@@ -65,6 +65,7 @@
 #include <vector>
 
 #include "zero3/step/step_core.h"
+#include "zero3/torch/compute_device.h"
 #include "zero3/torch/parameter_tensors.h"
 #include "zero3/torch/parameter_watch.h"
 
@@ -76,9 +77,11 @@ class UnitUses {
  public:
   /// The constants by parameter group that the next step() would be given now; none: not known.
   using Constants = std::function<std::vector<GroupStep>()>;
-  /// Tensors that were adopted. Both must outlive it, and the core, a hooked one, must have its
-  /// weights. `constants` may be null; then nothing is updated under backward.
-  UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants);
+  /// Tensors that were adopted. All must outlive it, and the core, a hooked one, must have its
+  /// weights. `constants` may be null; then nothing is updated under backward. `device`: where the
+  /// tensors are; null: on the CPU.
+  UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants,
+           const ComputeDevice* device = nullptr);
   /// Uses that are alive do nothing any more.
   ~UnitUses();
   UnitUses(const UnitUses&) = delete;
@@ -173,6 +176,7 @@ class UnitUses {
   Result<void> unwind_calls(bool of_all_threads);
   bool backward_runs() const;
   Result<void> check_no_backward_elsewhere() const;
+  Result<void> check_stream_of(const char* call) const;
   bool has_failed(int task) const noexcept { return task != -1 && task <= failed_through_; }
   Result<void> begin_call(Pass pass);
   Result<void> end_call();
@@ -223,6 +227,7 @@ class UnitUses {
   ParameterTensors& tensors_;
   const Layout& layout_;
   const Constants constants_;
+  const ComputeDevice* const device_;
   ParameterWatch watch_;
   std::shared_ptr<Link> link_;
   /// By thread, of those that have any. Changed with both locks held; `depths_`, which is held for

@@ -39,6 +39,11 @@ Result<void> UnitUses::check_no_backward_elsewhere() const {
                     "a backward of the model runs on another thread; wait until it has returned");
 }
 
+/// Hooks run on the stream of the forward, which must be the engine's.
+Result<void> UnitUses::check_stream_of(const char* call) const {
+  return device_ == nullptr ? Result<void>() : check_stream(*device_, call);
+}
+
 /// This thread's calls; null if it has none.
 UnitUses::Frames* UnitUses::frames() {
   const auto found = stacks_.find(at::RecordFunction::currentThreadId());
@@ -77,6 +82,7 @@ Result<void> UnitUses::begin_call(Pass pass) {
   }
   if (current_task() != no_task) return release_ahead();
   ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
+  ARTESIAN_TRY_VOID(check_stream_of("forward"));
   if (stacks_.empty()) return begin_pass(pass);
   if (pass == Pass::Evaluate || !evaluating_ || frames() != nullptr) return {};
   return make_error(ErrorCode::Invalid,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from artesian import devices
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.config import expand_dotted
 from artesian.deepspeed import comm, surface
@@ -288,38 +289,50 @@ class FusedLamb(Lamb):
 
 
 class Accelerator:
-    """What is asked of deepspeed.accelerator.get_accelerator(): the CPU."""
+    """What is asked of deepspeed.accelerator.get_accelerator(): the device that engines train on
+    where neither initialize() nor the config names another."""
 
-    _name = "cpu"
     _communication_backend_name = "gloo"
     Event = Stream = None
 
-    def device_name(self, device_index: int | str | None = None) -> str:
-        return "cpu"
-
-    def current_device_name(self) -> str:
-        return "cpu"
-
-    def current_device(self) -> str:
-        return "cpu"
+    @property
+    def _name(self) -> str:
+        return self.device().type
 
     def device(self, device_index: int | str | None = None) -> torch.device:
-        return torch.device("cpu")
+        chosen = devices.default_device()
+        if device_index is None or chosen.type == "cpu":
+            return chosen
+        if isinstance(device_index, str):
+            return torch.device(device_index)
+        return torch.device(chosen.type, device_index)
+
+    def device_name(self, device_index: int | str | None = None) -> str:
+        return self._name if device_index is None else str(self.device(device_index))
+
+    def current_device_name(self) -> str:
+        return str(self.device())
+
+    def current_device(self) -> int | str:
+        return "cpu" if self._on_cpu else torch.accelerator.current_device_index()
 
     def set_device(self, device_index: int | str) -> None:
-        """There is one."""
+        """On the CPU there is one."""
+        if not self._on_cpu:
+            torch.accelerator.set_device_index(self.device(device_index).index)
 
     def device_count(self) -> int:
-        return 1
+        return 1 if self._on_cpu else torch.accelerator.device_count()
 
     def is_available(self) -> bool:
         return True
 
     def is_synchronized_device(self) -> bool:
-        return True
+        return self._on_cpu
 
     def synchronize(self, device_index: int | str | None = None) -> None:
-        """Nothing is under way."""
+        if not self._on_cpu:
+            torch.accelerator.synchronize(self.device(device_index))
 
     def communication_backend_name(self) -> str:
         return "gloo"
@@ -340,7 +353,7 @@ class Accelerator:
         return [torch.float32, torch.float16, torch.bfloat16]
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        return torch.manual_seed(seed)
+        return torch.manual_seed(seed)  # of all devices
 
     manual_seed_all = manual_seed
 
@@ -348,43 +361,63 @@ class Accelerator:
         return torch.initial_seed()
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
+        state: torch.Tensor = (torch if self._on_cpu else self._module).get_rng_state()
+        return state
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
-        torch.set_rng_state(new_state)
+        (torch if self._on_cpu else self._module).set_rng_state(new_state)
 
     def random(self) -> Any:
         return torch.random
 
     def pin_memory(self, tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
-        return tensor
+        return tensor if self._on_cpu else tensor.pin_memory()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return False
+        return not self._on_cpu and tensor.is_pinned()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu"
+        return tensor.device.type == self._name
 
     def memory_allocated(self, device_index: int | str | None = None) -> int:
-        return process_bytes("VmRSS")
+        if self._on_cpu:
+            return process_bytes("VmRSS")
+        return torch.accelerator.memory_allocated(self.device(device_index))
 
     def max_memory_allocated(self, device_index: int | str | None = None) -> int:
-        return process_bytes("VmHWM")
+        if self._on_cpu:
+            return process_bytes("VmHWM")
+        return torch.accelerator.max_memory_allocated(self.device(device_index))
 
     memory_reserved = memory_allocated
     max_memory_reserved = max_memory_allocated
 
     def total_memory(self, device_index: int | str | None = None) -> int:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._on_cpu:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return torch.accelerator.get_memory_info(self.device(device_index))[1]
 
     def available_memory(self, device_index: int | str | None = None) -> int:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._on_cpu:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return torch.accelerator.get_memory_info(self.device(device_index))[0]
 
     def reset_peak_memory_stats(self, device_index: int | str | None = None) -> None:
         """The peak of a process is the kernel's to keep."""
+        if not self._on_cpu:
+            torch.accelerator.reset_peak_memory_stats(self.device(device_index))
 
     def empty_cache(self) -> None:
-        """There is none."""
+        if not self._on_cpu:
+            torch.accelerator.empty_cache()
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self._name == "cpu"
+
+    @property
+    def _module(self) -> Any:
+        return torch.get_device_module(self._name)
 
 
 def process_bytes(key: str) -> int:

@@ -11,8 +11,14 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from build_folder import BUILD  # noqa: E402
+
+sys.path.insert(0, str(BUILD / "python"))
+
+from artesian.native import _C  # noqa: E402
 
 native = sys.modules["_simulated"]
+_C.add_device_backend("sim", native.backend())
 
 
 @pytest.fixture
