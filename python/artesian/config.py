@@ -138,6 +138,9 @@ def read_config(
     """The engine's configuration. What the config does not say of batches, or calls "auto", is one:
     the loop decides. `note_unknown_keys`: they are in the notes, and no error."""
     values = whole_numbers(expand_dotted(values))
+    section = values.get("artesian")
+    if isinstance(section, dict):  # devices.py reads the device
+        values["artesian"] = {key: value for key, value in section.items() if key != "device"}
     if values.get("steps_per_print") == float("inf"):
         del values["steps_per_print"]
     given = {key for key in BATCH_KEYS if values.get(key, "auto") != "auto"}

@@ -4,6 +4,9 @@ for a device puts its batches there."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import logging
 import os
 from typing import Any
 
@@ -14,10 +17,18 @@ from artesian.config import expand_dotted
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
 
+DEVICE = "ARTESIAN_DEVICE"  # in place of artesian.device, where the config has none
 
+
+@functools.cache
 def trains_on(kind: str) -> bool:
-    """True if engines train on devices of the type. A GPU is not measured yet, and is refused."""
-    return kind == "cpu" or (kind != "cuda" and _C.has_device_backend(kind))
+    """True if engines train on devices of the type: those that a package has a backend for, which
+    its entry point in the group artesian.device_backends makes, and CUDA, if it is built in."""
+    if kind == "cpu":
+        return True
+    for entry in importlib.metadata.entry_points(group="artesian.device_backends", name=kind):
+        _C.add_device_backend(kind, entry.load()())
+    return _C.has_device_backend(kind)
 
 
 def current_accelerator() -> torch.device | None:
@@ -28,10 +39,27 @@ def current_accelerator() -> torch.device | None:
     return with_index(accelerator)
 
 
+@functools.cache
+def tell_unmeasured(device: str) -> None:
+    logging.getLogger("artesian").warning(
+        "artesian: trains on %s: the way there is tested on a simulated device, and not measured "
+        "on hardware",
+        device,
+    )
+
+
+def is_chosen(kind: str) -> bool:
+    """True if engines train on an accelerator of the type where nobody names a device: a GPU wants
+    to be named."""
+    return kind != "cuda" and trains_on(kind)
+
+
 def default_device() -> torch.device:
     """Where engines train that nobody has named a device for."""
+    if os.environ.get(DEVICE):
+        return named_device(os.environ[DEVICE], DEVICE)
     accelerator = current_accelerator()
-    trains = accelerator is not None and trains_on(accelerator.type)
+    trains = accelerator is not None and is_chosen(accelerator.type)
     return accelerator if accelerator is not None and trains else torch.device("cpu")
 
 
@@ -39,9 +67,14 @@ def with_index(device: torch.device) -> torch.device:
     """The device, with LOCAL_RANK, or else PyTorch's current device, where it has no index."""
     if device.type == "cpu" or device.index is not None:
         return device
+    count = devices_of(device.type)
     rank = os.environ.get("LOCAL_RANK", "")
-    index = int(rank) if rank.isdigit() else torch.accelerator.current_device_index()
-    return torch.device(device.type, min(index, torch.accelerator.device_count() - 1))
+    index = 0
+    if rank.isdigit():
+        index = int(rank)
+    elif count > 0:
+        index = torch.accelerator.current_device_index()
+    return torch.device(device.type, max(0, min(index, count - 1)))
 
 
 def choose_device(device: Any, config: dict[str, Any]) -> torch.device:
@@ -52,33 +85,55 @@ def choose_device(device: Any, config: dict[str, Any]) -> torch.device:
     if device is None and isinstance(section, dict):
         device = section.get("device")
         name = "artesian.device"
+    if (device is None or device == "auto") and os.environ.get(DEVICE):
+        device, name = os.environ[DEVICE], DEVICE
     if device is not None and device != "auto":
-        return named_device(device, name)
+        chosen = named_device(device, name)
+        if chosen.type == "cuda":
+            tell_unmeasured(str(chosen))
+        return chosen
     accelerator = current_accelerator()
     if accelerator is None:
         return torch.device("cpu")
-    if trains_on(accelerator.type):
+    if is_chosen(accelerator.type):
         return accelerator
     raise UnsupportedError(
         f'initialize(device=...): got none where PyTorch sees a GPU ("{accelerator.type}"), '
-        'allowed "cpu": Python does not train on GPUs yet; give device="cpu", or "artesian": '
-        '{"device": "cpu"} in the config, and leave model and batches on the CPU, or hide the '
-        "GPU by CUDA_VISIBLE_DEVICES= before Python starts"
+        'allowed "cpu" and "cuda": training on GPUs from Python is not measured yet; give '
+        'device="cpu" (or "artesian": {"device": "cpu"} in the config) and leave model and batches '
+        'on the CPU, or device="cuda" to try it'
     )
 
 
 def named_device(device: Any, name: str) -> torch.device:
     """`name`: where it is named, for messages."""
     try:
-        wanted = torch.device(device)
+        wanted = device if isinstance(device, torch.device) else torch.device(str(device))
     except (RuntimeError, TypeError):
-        raise InvalidError(f'{name}: got {device!r}, allowed "cpu"') from None
+        raise InvalidError(
+            f'{name}: got {device!r}, allowed "cpu", or a device of PyTorch\'s, "cuda:0" for '
+            "instance"
+        ) from None
     if trains_on(wanted.type):
-        return with_index(wanted)
+        chosen = with_index(wanted)
+        count = 1 if chosen.type == "cpu" else devices_of(chosen.type)
+        if count == 0:
+            raise UnsupportedError(
+                f'{name}: got "{device}", allowed "cpu": PyTorch sees no such device'
+            )
+        if (chosen.index or 0) >= count:
+            raise InvalidError(f'{name}: got "{device}", allowed an index of 0 to {count - 1}')
+        return chosen
     raise UnsupportedError(
-        f'{name}: got "{device}", allowed "cpu": Python does not train on GPUs yet; '
-        "`artesian train` does"
+        f'{name}: got "{device}", allowed "cpu": this build of Artesian has no backend for it'
     )
+
+
+def devices_of(kind: str) -> int:
+    """How many of them PyTorch sees."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    seen = accelerator is not None and accelerator.type == kind
+    return torch.accelerator.device_count() if seen else 0
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:

@@ -767,9 +767,7 @@ def begin(
     if manner is Manner.DEEPSPEED:
         frozen += leave_out(model, optimizer, model_parameters)
     try:
-        engine = Engine(
-            model, chosen, optimizer, model_parameters, manner, adam, chosen_device
-        )
+        engine = Engine(model, chosen, optimizer, model_parameters, manner, adam, chosen_device)
     except BaseException:
         thaw(frozen)
         raise

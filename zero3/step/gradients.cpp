@@ -67,21 +67,34 @@ Result<void> Gradients::read(
     std::uint32_t parameter,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
-  ARTESIAN_CHECK(reached(parameter) && !state_.separate_device() && !exchange_, parameter);
+  ARTESIAN_CHECK(reached(parameter) && !exchange_, parameter);
   ARTESIAN_TRY_VOID(write_back());
   ARTESIAN_TRY_VOID(finish_writes());
   const DType dtype = state_.placement().grad_dtype;
   std::vector<float> values(static_cast<std::size_t>(std::min(place.numel, slice)));
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    const Overlap part = overlap(place, group);
-    for (std::uint64_t done = 0; done < part.count; done += values.size()) {
+  const auto expanded_to_sink = [&](const std::byte* elements,
+                                    std::uint64_t count) -> Result<void> {
+    for (std::uint64_t done = 0; done < count; done += values.size()) {
       const auto piece =
-          std::span(values).first(std::min<std::uint64_t>(values.size(), part.count - done));
-      kernels::expand(group.grad + (part.group_first + done) * element_size(), dtype, piece.data(),
-                      piece.size());
+          std::span(values).first(std::min<std::uint64_t>(values.size(), count - done));
+      kernels::expand(elements + done * element_size(), dtype, piece.data(), piece.size());
       ARTESIAN_TRY_VOID(sink(piece));
     }
     return {};
+  };
+  if (on_device(place.unit)) {
+    const std::byte* memory = state_.store().memory(state_.grad(place.unit));
+    const tiering::DeviceReader::Part part{memory + place.first * element_size(),
+                                           place.numel * element_size()};
+    ARTESIAN_TRY(added, state_.device().record(tiering::Queue::Compute));
+    return state_.reader().read(
+        {&part, 1}, added, [&](std::size_t, std::uint64_t, std::span<const std::byte> bytes) {
+          return expanded_to_sink(bytes.data(), bytes.size() / element_size());
+        });
+  }
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    const Overlap part = overlap(place, group);
+    return expanded_to_sink(group.grad + part.group_first * element_size(), part.count);
   };
   return stream_.run_range(place.unit, place.first, place.numel,
                            {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
@@ -90,7 +103,8 @@ Result<void> Gradients::read(
 Result<void> Gradients::replace(const ParameterGradient& gradient) noexcept {
   ARTESIAN_CHECK(gradient.parameter < set_.size() && !exchange_, gradient.parameter);
   set_[gradient.parameter] = false;  // so the next addition sets it
-  ARTESIAN_TRY_VOID(add(state_.layout().places[gradient.parameter].unit, {&gradient, 1}));
+  ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
+  ARTESIAN_TRY_VOID(add(state_.layout().places[gradient.parameter].unit, {&gradient, 1}, made));
   return write_back();
 }
 

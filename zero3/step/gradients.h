@@ -94,7 +94,7 @@ class Gradients {
   /// Forgets what sum_final() has done: something may be added again.
   void forget_sums() noexcept;
   /// Calls `sink` with the parameter's accumulated gradient of this step in fp32, in row-major
-  /// order, in pieces; not of a separate device. What was added to units that spill is written back
+  /// order, in pieces. What was added to units that spill is written back
   /// before. Errors: the sink's, Io, Corrupt, Timeout.
   Result<void> read(std::uint32_t parameter,
                     const std::function<Result<void>(std::span<const float>)>& sink) noexcept;

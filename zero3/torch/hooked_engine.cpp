@@ -166,7 +166,8 @@ Result<bool> HookedEngine::write_gradient(std::uint32_t parameter, const at::Ten
     const std::uint32_t unit = core_->layout().places[parameter].unit;
     const at::Tensor scaled =
         values.mul(core_->loss_scale()).to(scalar_type(core_->gradients().added_dtype(unit)));
-    return core_->write_gradient({parameter, scaled.const_data_ptr()});
+    const at::Tensor there = scaled.to(device_.torch);
+    return core_->write_gradient({parameter, there.const_data_ptr()});
   });
 }
 

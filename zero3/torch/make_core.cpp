@@ -18,7 +18,14 @@ Result<std::unique_ptr<StepCore>> make_core(ModelShape shape, const Config& conf
   const bool as_stored = !trains || device.native(config.param_dtype);
   ARTESIAN_TRY(compute_dtype, choose_compute_dtype(config, as_stored));
   tell_compute_dtype(config, compute_dtype);
-  ARTESIAN_TRY(budgets, choose_budgets(config, device.torch.str(), {}, engines));
+  const std::string where = device.torch.str();
+  const auto half = [&](const Budgets&) -> Result<std::uint64_t> {
+    ARTESIAN_TRY(free, free_device_memory(where));
+    return free.value_or(0) / 2;
+  };
+  // Nobody knows what the activations of a caller's model take: half of a GPU's memory.
+  const PlannedActivations planned = options.hooked ? PlannedActivations(half) : nullptr;
+  ARTESIAN_TRY(budgets, choose_budgets(config, where, planned, engines));
   options.compute_dtype = compute_dtype;
   options.budgets = budgets;
   options.device = device.backend;

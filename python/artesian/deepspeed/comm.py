@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed
 
+from artesian import devices
 from artesian.deepspeed import gpus
 from artesian.ranks import check_one_process
 
@@ -35,11 +36,18 @@ def init_distributed(
     if is_initialized():
         return
     torch.distributed.init_process_group(
-        "gloo",
+        process_group_backend(),
         store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
         rank=0,
         world_size=1,
     )
+
+
+def process_group_backend() -> str:
+    """Gloo, which has tensors of the CPU and of CUDA; and for another device, that of its own."""
+    kind = devices.default_device().type
+    own = torch.distributed.Backend.default_device_backend_map.get(kind)
+    return "gloo" if kind in ("cpu", "cuda") or own is None else f"cpu:gloo,{kind}:{own}"
 
 
 def get_rank(group: Any = None) -> int:

@@ -1,6 +1,7 @@
-"""Hides GPUs, which Python does not train on yet, from scripts that run under DeepSpeed's name:
-Trainer and Accelerate ask PyTorch, and put batches on a GPU that it sees. The CUDA driver reads
-what it may see once, so this comes before PyTorch asks it."""
+"""Hides GPUs, on which training from Python is not measured yet, from scripts that run under
+DeepSpeed's name: Trainer and Accelerate ask PyTorch, and put batches on a GPU that it sees. The
+CUDA driver reads what it may see once, so this comes before PyTorch asks it. ARTESIAN_DEVICE=cuda
+leaves them visible."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ told = False
 def hide() -> None:
     """From here on PyTorch sees no GPU, in this process and its children."""
     before = os.environ.get(VISIBLE)
-    if before in NONE:
+    if before in NONE or os.environ.get("ARTESIAN_DEVICE", "cpu") != "cpu":
         return
     os.environ.setdefault(HIDDEN, before or "all")
     os.environ[VISIBLE] = ""
@@ -59,8 +60,9 @@ def tell() -> None:
     count = installed()
     if count > 0:
         logging.getLogger("artesian").warning(
-            "artesian: trains on the CPU: Python does not train on GPUs yet, so the %d of this "
-            "machine are hidden from the script (%s was %s)",
+            "artesian: trains on the CPU: training on GPUs from Python is not measured yet, so the "
+            "%d of this machine are hidden from the script (%s was %s); ARTESIAN_DEVICE=cuda tries "
+            "one",
             count,
             VISIBLE,
             os.environ[HIDDEN],

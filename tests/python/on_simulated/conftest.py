@@ -15,10 +15,7 @@ from build_folder import BUILD  # noqa: E402
 
 sys.path.insert(0, str(BUILD / "python"))
 
-from artesian.native import _C  # noqa: E402
-
 native = sys.modules["_simulated"]
-_C.add_device_backend("sim", native.backend())
 
 
 @pytest.fixture

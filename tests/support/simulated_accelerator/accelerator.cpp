@@ -89,6 +89,7 @@ std::size_t queue_of(const c10::Stream& stream) {
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return simulated; }
   c10::Device exchangeDevice(c10::Device device) const override {
+    TORCH_CHECK(device.index() < accelerator().devices, "there is no device ", device);
     return {simulated, std::exchange(current_device(), device.index())};
   }
   c10::Device getDevice() const override { return {simulated, current_device()}; }

@@ -5,6 +5,7 @@
 
 #include "tests/support/simulated_accelerator/accelerator.h"
 #include "tests/support/simulated_accelerator/simulated_device.h"
+#include "tests/support/simulated_accelerator/wait_sites.h"
 
 namespace artesian::test_support {
 namespace {
@@ -59,6 +60,9 @@ PYBIND11_MODULE(_simulated, m) {
   m.def("default_generator",
         [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("foreign_memory", &foreign_memory);
+  m.def("wait_sites", [] { return WaitSites::instance().reached(); });
+  m.def("forget_wait_sites", [] { WaitSites::instance().forget(); });
+  m.def("drop_wait", [](const std::string& site) { WaitSites::instance().drop(site); });
   m.def("backend", [] { return py::capsule(reinterpret_cast<void*>(&make_backend), "artesian"); });
 }
 
