@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
+import types
 import weakref
 from typing import Any, NamedTuple, Protocol
 
@@ -173,6 +174,15 @@ class Pass(NamedTuple):
     outermost: int = -1  # the number of the module that was called
     evaluates: bool = False
     is_read: bool = False  # Reads is on
+    call: types.FrameType | None = None  # torch's, of the outermost module, while that runs
+
+
+def is_running(frame: types.FrameType | None) -> bool:
+    """True if the frame is one of those that this call comes from."""
+    now: types.FrameType | None = sys._getframe()
+    while now is not None and now is not frame:
+        now = now.f_back
+    return now is not None
 
 
 class Hooks:
@@ -237,16 +247,20 @@ class Hooks:
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if module is not registered():
                 return None
-            if core.depth > 0 and self.passes.get().outermost != number:
+            begun = self.passes.get()
+            if core.depth > 0 and (begun.outermost != number or is_running(begun.call)):
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
-            return self._begin_pass(module, args, kwargs, number)
+            call = None if torch.compiler.is_compiling() else sys._getframe(1)
+            return self._begin_pass(module, args, kwargs, number, call)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if module is not registered():
                 return
             begun = self.passes.get()
-            if begun.is_read and begun.outermost == number:
+            if begun.call is not None and begun.outermost == number and core.depth <= 1:
+                self.passes.set(begun._replace(call=None))
+            if begun.is_read and begun.outermost == number and core.depth <= 1:
                 self._stop_reading()
                 # Without an output, an exception has ended it. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
@@ -260,9 +274,16 @@ class Hooks:
         )
         self.handles.append(module.register_forward_hook(after, always_call=True))
 
-    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any, number: int) -> Any:
+    def _begin_pass(
+        self,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        number: int,
+        call: types.FrameType | None,
+    ) -> Any:
         core = self.core
-        if core.depth > 0:  # the outermost module is called once more: its call was broken off
+        if core.depth > 0:  # the outermost module is called, and no call of it runs: it broke off
             self.unwind()
         self._stop_reading()  # of one that zero_grad() has ended
         self.tree.check()
@@ -272,7 +293,7 @@ class Hooks:
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
         is_read = (number, evaluate) not in self.seen
-        self.passes.set(Pass(number, evaluate, is_read))
+        self.passes.set(Pass(number, evaluate, is_read, call))
         if is_read:
             self.reads.__enter__()  # type: ignore[no-untyped-call]
         if self.compute_dtype == self.param_dtype:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from artesian.config import expand_dotted, values_of
 from artesian.described import describe
+from artesian.errors import UnsupportedError
 from artesian.state import SMALL, empty_in_file, is_mapped
 
 if TYPE_CHECKING:
@@ -119,6 +120,18 @@ def checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
+def check_is_there(parameter: nn.Parameter, engine: Engine) -> None:
+    """In the middle of a backward, which gathers what its forward has read."""
+    try:
+        parameter.data_ptr()
+    except RuntimeError:
+        name = next((n for n, p in engine.module.named_parameters() if p is parameter), "?")
+        raise UnsupportedError(
+            f'GatheredParameters: parameter "{name}" cannot be gathered in the middle of a '
+            "backward whose forward has not read it: gather it, or read it, in the forward, too"
+        ) from None
+
+
 @dataclasses.dataclass
 class Lent:
     """A parameter that has a copy of its values."""
@@ -164,6 +177,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         assert engine is not None
         if engine._core.depth > 0:
             engine._core.gather(engine._number(parameter))
+            return
+        if torch._C._current_graph_task_id() != -1:
+            check_is_there(parameter, engine)
             return
         values = engine.full_parameter(parameter).to(parameter.device, parameter.dtype)
         self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))

@@ -3,6 +3,7 @@ called, that nothing of it stays behind, that what is changed is written back, o
 that weights, moments and gradients of one parameter can be read, and the first two be set."""
 
 import contextlib
+import copy
 
 import pytest
 import small_models
@@ -143,6 +144,66 @@ def test_inside_a_modules_call_parameters_are_gathered_for_it(place, tmp_path):
     other, _, batch, _ = start()
     take_steps(other, batch, 2)
     assert engine.digest() == other.digest()
+
+
+class HeadLoss(torch.autograd.Function):
+    """A loss that has its head's weight gathered for itself, in its backward, too."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, head):
+        ctx.save_for_backward(hidden)
+        ctx.head = head
+        with zero.GatheredParameters([head.weight]):
+            return (hidden @ head.weight.t()).square().mean()
+
+    @staticmethod
+    def backward(ctx, scale):
+        with zero.GatheredParameters([ctx.head.weight]), torch.enable_grad():
+            hidden = ctx.saved_tensors[0].detach().requires_grad_()
+            weight = ctx.head.weight.detach().clone().requires_grad_()
+            loss = (hidden @ weight.t()).square().mean()
+            hidden, weight = torch.autograd.grad(loss, (hidden, weight))
+        return scale * hidden, scale * weight, None
+
+
+class WithAHead(nn.Module):
+    def __init__(self, tied, loss):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.block = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.loss = loss
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        hidden = self.block(self.embed(ids)).tanh().view(-1, 8)
+        return self.loss(hidden, self.head.weight, self.head)
+
+
+def by_hand(hidden, weight, head):
+    with zero.GatheredParameters([weight]):
+        return (hidden @ weight.t()).square().mean()
+
+
+@pytest.mark.parametrize("loss", [by_hand, HeadLoss.apply])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_its_loss_gathers(tied, loss):
+    torch.manual_seed(1)
+    plain = WithAHead(tied, loss)
+    model = copy.deepcopy(plain)
+    ids = torch.arange(10).view(2, 5)
+    config = small_models.config_for()
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    engine = artesian.initialize(model=model, config=config)[0]
+    for _ in range(2):  # the first pass finds out what is read
+        engine.zero_grad()
+        engine.backward(engine(ids))
+        plain.zero_grad()
+        plain(ids).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(engine.full_gradient(ours), theirs.grad)
+    engine.destroy()
 
 
 @pytest.mark.parametrize("place", ["memory", "nvme"])
