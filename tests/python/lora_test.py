@@ -136,6 +136,53 @@ print(json.dumps({"frozen": frozen, "trained": trained, "peak": memory.peaks["al
 """
 
 
+# Adapters that are folded into the base and taken out again inside of GatheredParameters, as for a
+# server of tokens; and a head that is trained beside them.
+FOLDED = """
+import peft, torch, transformers, small_models
+from safetensors.torch import load_file
+from artesian import zero
+from artesian.deepspeed import shim
+
+def start(model, **more):
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"], **more))
+    config = small_models.config_for()
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return model, shim.initialize(model=model, config=config)[0]
+
+def step(engine, **batch):
+    engine.backward(engine(**batch).loss)
+    engine.step()
+
+base, batch = small_models.make("llama")
+model, engine = start(base)
+step(engine, **batch(0))
+weight = base.model.layers[0].self_attn.q_proj.base_layer.weight
+before = engine.full_parameter(weight)
+with zero.GatheredParameters(list(model.parameters())):
+    model.merge_adapter()
+    inside = weight.detach().clone()
+    model.unmerge_adapter()
+assert torch.equal(engine.full_parameter(weight), before) and not torch.equal(inside, before)
+step(engine, **batch(1))
+engine.destroy()
+
+shape = transformers.LlamaConfig(**small_models.DECODER, num_labels=2)
+model, engine = start(transformers.LlamaForSequenceClassification(shape), task_type="SEQ_CLS")
+step(engine, input_ids=small_models.ids(0), labels=torch.tensor([0, 1]))
+model.save_pretrained("saved", state_dict=engine._zero3_consolidated_16bit_state_dict())
+saved = load_file("saved/adapter_model.safetensors")
+score = engine.full_parameter(model.base_model.model.score.modules_to_save.default.weight)
+assert torch.equal(saved["base_model.model.score.weight"], score) and len(saved) == 7
+"""
+
+
+def test_adapters_are_folded_in_and_a_head_is_saved_with_them(tmp_path):
+    (tmp_path / "script.py").write_text(FOLDED)
+    hf.run(tmp_path, "script.py")
+
+
+
 @pytest.mark.skipif(not os.environ.get("ARTESIAN_SOAK"), reason="ARTESIAN_SOAK=1 asks for it")
 def test_a_large_base_is_read_once_a_pass_and_never_written(tmp_path):
     (tmp_path / "large.py").write_text(LARGE)
