@@ -5,6 +5,7 @@ a run is resumed there in a new process to the same bits, dropout included."""
 import json
 
 import hf
+import lora_test
 import pytest
 import simulated_accelerator_test
 import trainer_test
@@ -58,3 +59,16 @@ def test_the_example_has_the_losses_of_the_cpu(run, tmp_path):
         expected = hf.run(tmp_path / "cpu", *words)
         done = run(*words)
         assert trainer_test.losses_of(done) == trainer_test.losses_of(expected), (stage, offload)
+
+
+def test_a_run_of_adapters_is_resumed_to_the_same_bits(run, tmp_path):
+    """In a new process, dropout included: the checkpoint has the device's generator."""
+    script = lora_test.SCRIPT.replace("ids[:2]", 'ids[:2].to("sim")')  # what it evaluates itself
+    (tmp_path / "train.py").write_text(script)
+    config = trainer_test.config_for(tmp_path)
+    whole, resumed = (
+        json.loads(run("train.py", "fp32", "no", how, config, order=order).stdout.splitlines()[-1])
+        for how, order in (("whole", "late"), ("resume", "random:3"))
+    )
+    assert whole[0][-4:] == resumed[0][-4:] and len(whole[0]) == 8
+    assert whole[1]["digest"] == resumed[1]["digest"]

@@ -151,3 +151,40 @@ def test_the_config_names_the_device(sim):
         assert str(engine.device) == expected
         engine.destroy()
         model.to("cpu")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_adapters_are_trained_and_texts_generated(order, place, tmp_path):
+    """With frozen parameters, and evaluations of the whole model between two steps."""
+    import peft
+
+    def make():
+        transformers.set_seed(7)
+        model, batch = small_models.make("gpt2")
+        config = peft.LoraConfig(
+            target_modules=["c_attn"], lora_dropout=0.1, init_lora_weights=False
+        )
+        return peft.get_peft_model(model, config), batch
+
+    model, batch = make()
+    plain = zoo_on_simulated.plain_on_device(model, "fp32")
+    engine = zoo_on_simulated.engine_for("gpt2", model, place, tmp_path)
+    prompt = torch.tensor([[5, 6, 7]], device="sim")
+    more = {"max_new_tokens": 6, "do_sample": True, "pad_token_id": 0}
+    texts = []
+    for each in (plain, engine.module):
+        transformers.set_seed(8)
+        each.eval()
+        texts.append(each.generate(input_ids=prompt, **more).tolist())
+        each.train()
+    assert texts[0] == texts[1]
+    loss = zoo_on_simulated.loss_of(plain, batch, 0)
+    loss.backward()
+    ours = zoo_on_simulated.loss_of(engine, batch, 0)
+    engine.backward(ours)
+    assert ours.item() == loss.item()
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if mine.requires_grad:
+            assert torch.equal(engine.full_gradient(mine), theirs.grad.cpu()), name
+    engine.step()
+    engine.destroy()

@@ -119,9 +119,9 @@ def test_each_wait_is_needed(sim, tmp_path):
     expected, seen = {}, collections.defaultdict(list)
     for name, (place, more) in RUNS.items():
 
-        def run(place=place, more=more, drops=""):
+        def run(place=place, more=more, drops=()):
             sim.forget_wait_sites()
-            sim.drop_wait(drops)
+            sim.drop_waits(set(drops))
             folder = tmp_path / f"{os.getpid()}"
             folder.mkdir()
             result = train(sim, place, more, pathlib.Path(folder))
@@ -136,13 +136,16 @@ def test_each_wait_is_needed(sim, tmp_path):
     for site, names in sorted(seen.items()):
         for name in names:
             result, run = expected[name]
-            told = in_child(lambda run=run, site=site: run(drops=site))
+            told = in_child(lambda run=run, site=site: run(drops=[site]))
             if told != result:
                 ends = "ends" if told is None else "races" if told["races"] else "bits"
                 shown[site] = f"{functions[site]}: {name}: {ends}"
                 break
         else:
             silent.append(f"{functions[site]} ({site}): {', '.join(names)}")
+    # One of the two is needed: without all of them something shows.
+    twice = [site for site in seen if HARMLESS.get(functions[site]) == TWICE]
+    assert in_child(lambda: expected["cpu"][1](drops=twice)) != expected["cpu"][0]
     print("\n".join(shown.values()))
     print("silent:\n" + "\n".join(silent))
     assert [each for each in silent if each.split(" (")[0] not in HARMLESS] == []

@@ -62,7 +62,8 @@ PYBIND11_MODULE(_simulated, m) {
   m.def("foreign_memory", &foreign_memory);
   m.def("wait_sites", [] { return WaitSites::instance().reached(); });
   m.def("forget_wait_sites", [] { WaitSites::instance().forget(); });
-  m.def("drop_wait", [](const std::string& site) { WaitSites::instance().drop(site); });
+  m.def("drop_waits",
+        [](std::set<std::string> sites) { WaitSites::instance().drop(std::move(sites)); });
   m.def("backend", [] { return py::capsule(reinterpret_cast<void*>(&make_backend), "artesian"); });
 }
 

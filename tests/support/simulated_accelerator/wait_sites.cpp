@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <utility>
+
 namespace artesian::test_support {
 
 WaitSites& WaitSites::instance() {
@@ -17,7 +19,7 @@ bool WaitSites::drops(const char* call, const void* caller) {
   const std::string site = std::string(call) + " " + std::to_string(offset);
   const std::lock_guard lock(mutex_);
   ++reached_[site];
-  return site == dropped_;
+  return dropped_.contains(site);
 }
 
 std::map<std::string, std::uint64_t> WaitSites::reached() {
@@ -30,9 +32,9 @@ void WaitSites::forget() {
   reached_.clear();
 }
 
-void WaitSites::drop(const std::string& site) {
+void WaitSites::drop(std::set<std::string> sites) {
   const std::lock_guard lock(mutex_);
-  dropped_ = site;
+  dropped_ = std::move(sites);
 }
 
 }  // namespace artesian::test_support

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 namespace artesian::test_support {
@@ -19,13 +20,13 @@ class WaitSites {
   /// "wait 1234", by call and offset in its library: how often it was reached.
   std::map<std::string, std::uint64_t> reached();
   void forget();
-  /// From here on the site is left out; an empty name: none.
-  void drop(const std::string& site);
+  /// From here on these sites are left out.
+  void drop(std::set<std::string> sites);
 
  private:
   std::mutex mutex_;
   std::map<std::string, std::uint64_t> reached_;
-  std::string dropped_;
+  std::set<std::string> dropped_;
 };
 
 }  // namespace artesian::test_support
