@@ -3,6 +3,7 @@ of their own: PyTorch must know an accelerator before its first backward, and ot
 see one. After each test nothing is pending, and no two operations lacked an order."""
 
 import gc
+import os
 import pathlib
 import sys
 
@@ -27,7 +28,12 @@ def sim():
     return native
 
 
-@pytest.fixture(params=["late", "early", "random:1", "random:2"])
+# Longer by ARTESIAN_SOAK: 20 seeds.
+SEEDS = 20 if os.environ.get("ARTESIAN_SOAK") == "1" else 2
+native.ORDERS = ["late", "early", *(f"random:{seed}" for seed in range(1, SEEDS + 1))]
+
+
+@pytest.fixture(params=["late", "early", "random:1"])
 def order(request, sim):
     sim.set_order(request.param)
     yield request.param

@@ -70,7 +70,7 @@ def test_one_step_has_the_bits_of_plain_pytorch(sim, name, dtype, place, tmp_pat
     expected = loss_of(plain, batch, 0)
     expected.backward()
     digest = digest_of_plain(name, dtype, plain)
-    for order in ("late", "early", "random:1", "random:2"):
+    for order in sim.ORDERS:
         sim.set_order(order)
         model, _ = small_models.make(name)
         engine = engine_for(name, model, place, tmp_path, **DTYPES[dtype])
