@@ -64,6 +64,8 @@ HWY_INLINE FloatVector step_of_vectors(const UpdateStep& step, bool has_average,
     m = hn::Add(hn::Mul(beta1, m), hn::Mul(first, g));
     v = hn::Add(hn::Mul(beta2, v), hn::Mul(hn::Mul(rest, g), g));
     return hn::Div(m, hn::Add(hn::Sqrt(v), epsilon));
+  } else if constexpr (rule == Rule::Muon) {
+    return g;
   } else {
     static_assert(rule == Rule::Lion);
     const auto zero = hn::Zero(d);
@@ -89,8 +91,8 @@ HWY_NOINLINE void update_vectors(const AdamArrays& arrays, std::uint64_t count,
   auto* high = static_cast<std::uint16_t*>(arrays.param_out);  // of split ones
   const auto grad_multiplier = hn::Set(d, c.grad_multiplier);
   const auto rate = hn::Set(d, c.learning_rate);
-  const auto decay =
-      hn::Set(d, rule == Rule::Lion ? c.learning_rate * c.weight_decay : c.weight_decay);
+  constexpr bool decoupled = rule == Rule::Lion || rule == Rule::Muon;
+  const auto decay = hn::Set(d, decoupled ? c.learning_rate * c.weight_decay : c.weight_decay);
   const std::size_t grad_size = dtype_size(arrays.grad_dtype);
   for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
     if (split) {
@@ -108,11 +110,11 @@ HWY_NOINLINE void update_vectors(const AdamArrays& arrays, std::uint64_t count,
     auto p =
         split ? join_split(high + i, arrays.master_low + i, v) : hn::LoadU(d, arrays.param + i);
     auto g = hn::Mul(load_of(arrays.grad_dtype, arrays.grad, i), grad_multiplier);
-    constexpr bool decays_grad = rule != Rule::Lion && rule != Rule::Lamb;
+    constexpr bool decays_grad = !decoupled && rule != Rule::Lamb;
     if constexpr (decays_grad) g = hn::Add(g, hn::Mul(decay, p));
     auto u = step_of_vectors<rule>(step, has_average, g, m, v);
     if constexpr (rule == Rule::Lamb) u = hn::Add(u, hn::Mul(decay, p));
-    if constexpr (rule == Rule::Lion) p = hn::Sub(p, hn::Mul(decay, p));
+    if constexpr (decoupled) p = hn::Sub(p, hn::Mul(decay, p));
     p = hn::Sub(p, hn::Mul(rate, u));
     if (settles) p = settle_ties(p);
     if (has_average) hn::StoreU(m, d, arrays.exp_avg + i);
@@ -206,6 +208,38 @@ HWY_NOINLINE void direction_vectors(const AdamArrays& arrays, std::uint64_t coun
   }
 }
 
+HWY_NOINLINE void momentum_vectors(const void* grad, DType dtype, std::uint64_t count,
+                                   const UpdateStep& step, float* average, float* direction) {
+  const FloatTag d;
+  const AdamStep& c = step.constants;
+  const auto beta = hn::Set(d, c.beta1);
+  const auto rest = hn::Set(d, 1.0f - c.beta1);
+  const auto grad_multiplier = hn::Set(d, c.grad_multiplier);
+  for (std::uint64_t i = 0; i < count; i += hn::Lanes(d)) {
+    const auto g = hn::Mul(load_of(dtype, grad, i), grad_multiplier);
+    auto m = hn::LoadU(d, average + i);
+    m = hn::Add(m, hn::Mul(rest, hn::Sub(g, m)));
+    hn::StoreU(m, d, average + i);
+    hn::StoreU(step.nesterov ? hn::Add(g, hn::Mul(beta, hn::Sub(m, g))) : m, d, direction + i);
+  }
+}
+
+void momentum_on_target(const void* grad, DType dtype, std::uint64_t count, const UpdateStep& step,
+                        float* average, float* direction) {
+  constexpr std::uint64_t lanes = Tail::lanes;
+  const std::uint64_t full = count - count % lanes;
+  momentum_vectors(grad, dtype, full, step, average, direction);
+  if (full == count) return;
+  const std::size_t rest = (count - full) * sizeof(float);
+  float last_grad[lanes] = {}, last_average[lanes] = {}, last_direction[lanes];
+  std::memcpy(last_grad, static_cast<const char*>(grad) + full * dtype_size(dtype),
+              (count - full) * dtype_size(dtype));
+  std::memcpy(last_average, average + full, rest);
+  momentum_vectors(last_grad, dtype, lanes, step, last_average, last_direction);
+  std::memcpy(average + full, last_average, rest);
+  std::memcpy(direction + full, last_direction, rest);
+}
+
 void direction_on_target(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
                          float* weights, float* directions) {
   const std::uint64_t full = count - count % Tail::lanes;
@@ -235,6 +269,7 @@ void update_on_target(const AdamArrays& arrays, std::uint64_t count, const Updat
     case Rule::RmsProp: return update_any<Rule::RmsProp>(arrays, count, step);
     case Rule::Lion: return update_any<Rule::Lion>(arrays, count, step);
     case Rule::Lamb: return update_any<Rule::Lamb>(arrays, count, step);
+    case Rule::Muon: return update_any<Rule::Muon>(arrays, count, step);
     case Rule::Adam: return;  // adam_step()
   }
 }
@@ -250,6 +285,7 @@ namespace {
 
 HWY_EXPORT(update_on_target);
 HWY_EXPORT(direction_on_target);
+HWY_EXPORT(momentum_on_target);
 
 }  // namespace
 
@@ -257,6 +293,11 @@ void update(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& ste
   if (step.rule == Rule::Adam) return adam_step(arrays, count, step.constants);
   ARTESIAN_CHECK(count == 0 || has_squares(step.rule) == (arrays.exp_avg_sq != nullptr));
   HWY_DYNAMIC_DISPATCH(update_on_target)(arrays, count, step);
+}
+
+void muon_direction(const void* grad, DType grad_dtype, std::uint64_t count, const UpdateStep& step,
+                    float* average, float* direction) noexcept {
+  HWY_DYNAMIC_DISPATCH(momentum_on_target)(grad, grad_dtype, count, step, average, direction);
 }
 
 void lamb_direction(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,

@@ -29,7 +29,7 @@ __device__ inline void update_element(float& p, float& m, float& v, float grad, 
                                       const UpdateConstants& constants) {
   const AdamStep& c = constants.step.constants;
   float g = __fmul_rn(grad, c.grad_multiplier);
-  constexpr bool decays_grad = rule != Rule::Lion && rule != Rule::Lamb;
+  constexpr bool decays_grad = rule != Rule::Lion && rule != Rule::Lamb && rule != Rule::Muon;
   if constexpr (decays_grad) g = __fadd_rn(g, __fmul_rn(c.weight_decay, p));
   float u = 0.0f;
   if constexpr (rule == Rule::Sgd) {
@@ -49,6 +49,9 @@ __device__ inline void update_element(float& p, float& m, float& v, float grad, 
     m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(constants.one_minus_beta1, g));
     v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(__fmul_rn(constants.one_minus_beta2, g), g));
     u = __fadd_rn(__fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), c.epsilon)), __fmul_rn(c.weight_decay, p));
+  } else if constexpr (rule == Rule::Muon) {
+    u = g;
+    p = __fsub_rn(p, __fmul_rn(constants.decoupled_decay, p));
   } else {
     static_assert(rule == Rule::Lion);
     const float sum = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(constants.one_minus_beta1, g));
@@ -192,6 +195,7 @@ Result<void> update_steps(std::span<const AdamPiece> pieces, const UpdateStep& s
     case Rule::RmsProp: return launch_all<Rule::RmsProp>(pieces, step, stream);
     case Rule::Lion: return launch_all<Rule::Lion>(pieces, step, stream);
     case Rule::Lamb: return launch_all<Rule::Lamb>(pieces, step, stream);
+    case Rule::Muon: return launch_all<Rule::Muon>(pieces, step, stream);
   }
   return adam_steps(pieces, step.constants, stream);
 }

@@ -9,12 +9,12 @@
 
 namespace artesian::kernels {
 
-enum class Rule : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion, Lamb };
+enum class Rule : std::uint8_t { Adam, Sgd, Adagrad, RmsProp, Lion, Lamb, Muon };
 
 /// True if the rule keeps an average of squares, in AdamArrays::exp_avg_sq. Split master weights
 /// have their bit there; without one see settle_tie() in split_master.h.
 constexpr bool has_squares(Rule rule) noexcept {
-  return rule != Rule::Sgd && rule != Rule::Lion;
+  return rule != Rule::Sgd && rule != Rule::Lion && rule != Rule::Muon;
 }
 
 /// One step's constants. `constants` is all of Adam's; of the other rules: beta1 is the momentum of
@@ -24,7 +24,7 @@ struct UpdateStep {
   Rule rule = Rule::Adam;
   AdamStep constants{};
   float grad_share = 1.0f;  // Sgd: what of a gradient goes into the momentum, 1 - dampening
-  bool nesterov = false;    // Sgd
+  bool nesterov = false;    // Sgd, Muon
 
   bool operator==(const UpdateStep&) const = default;
 };
@@ -32,7 +32,7 @@ struct UpdateStep {
 /// Updates `count` elements in place. `exp_avg` is what the rule calls momentum or average, and
 /// null where RmsProp has none. Adam: as adam_step. The others in fp32, in this order, each
 /// operation rounded on its own:
-///   g = grad * grad_multiplier;   but for Lion and Lamb: g = g + weight_decay * p
+///   g = grad * grad_multiplier;   but for Lion, Lamb and Muon: g = g + weight_decay * p
 ///   Sgd:     m = beta1 * m + grad_share * g;   u = nesterov ? g + beta1 * m : m
 ///   Adagrad: v = v + g * g;   u = g / (sqrt(v) + epsilon)
 ///   RmsProp: v = beta2 * v + ((1 - beta2) * g) * g;   u = g / (sqrt(v) + epsilon)
@@ -41,6 +41,7 @@ struct UpdateStep {
 ///            p = p - (learning_rate * weight_decay) * p;   u = sign(c), which is 0 of 0
 ///   Lamb:    m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + ((1 - beta2) * g) * g
 ///            u = m / (sqrt(v) + epsilon) + weight_decay * p
+///   Muon:    p = p - (learning_rate * weight_decay) * p;   u = g, which muon_direction began
 ///   p = p - learning_rate * u
 /// Where the rule has no squares and `param_out` is BFloat16, p is settled then (settle_tie).
 /// Thread: any, for disjoint slices. Source: torch.optim of PyTorch 2.9 for Sgd, Adagrad and
@@ -55,6 +56,16 @@ void update_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateSte
 /// Shape: both [count]. The same bits on every dispatch target.
 void lamb_direction(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,
                     float* weights, float* directions) noexcept;
+
+/// What Muon makes orthogonal: with g = grad * grad_multiplier, of grad_dtype,
+///   m = m + (1 - beta1) * (g - m);   direction = nesterov ? g + beta1 * (m - g) : m
+/// Shape: all [count]. The same bits on every dispatch target. Source: DeepSpeed's muon_update.
+void muon_direction(const void* grad, DType grad_dtype, std::uint64_t count, const UpdateStep& step,
+                    float* average, float* direction) noexcept;
+
+/// The naive version that muon_direction equals bit for bit.
+void muon_direction_naive(const void* grad, DType grad_dtype, std::uint64_t count,
+                          const UpdateStep& step, float* average, float* direction) noexcept;
 
 /// The naive version that lamb_direction equals bit for bit.
 void lamb_direction_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateStep& step,

@@ -70,6 +70,7 @@ float step_of(const UpdateStep& step, bool has_average, float g, float& m, float
       m = c.beta1 * m + (1.0f - c.beta1) * g;
       v = c.beta2 * v + ((1.0f - c.beta2) * g) * g;
       return m / (std::sqrt(v) + c.epsilon);
+    case Rule::Muon: return g;
     case Rule::Adam: break;
   }
   return 0.0f;
@@ -84,13 +85,25 @@ void update_naive(const AdamArrays& arrays, std::uint64_t count, const UpdateSte
   for (std::uint64_t i = 0; i < count; ++i) {
     Element e = load(arrays, i);
     float g = load_element(arrays.grad, arrays.grad_dtype, i) * c.grad_multiplier;
-    const bool decays_grad = step.rule != Rule::Lion && step.rule != Rule::Lamb;
+    const bool decoupled = step.rule == Rule::Lion || step.rule == Rule::Muon;
+    const bool decays_grad = !decoupled && step.rule != Rule::Lamb;
     if (decays_grad) g = g + c.weight_decay * e.p;
     float u = step_of(step, arrays.exp_avg != nullptr, g, e.m, e.v);
     if (step.rule == Rule::Lamb) u = u + c.weight_decay * e.p;
-    if (step.rule == Rule::Lion) e.p = e.p - decoupled_decay * e.p;
+    if (decoupled) e.p = e.p - decoupled_decay * e.p;
     e.p = e.p - c.learning_rate * u;
     store(arrays, i, e);
+  }
+}
+
+void muon_direction_naive(const void* grad, DType grad_dtype, std::uint64_t count,
+                          const UpdateStep& step, float* average, float* direction) noexcept {
+  const AdamStep& c = step.constants;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float g = load_element(grad, grad_dtype, i) * c.grad_multiplier;
+    const float m = average[i] + (1.0f - c.beta1) * (g - average[i]);
+    average[i] = m;
+    direction[i] = step.nesterov ? g + c.beta1 * (m - g) : m;
   }
 }
 

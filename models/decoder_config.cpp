@@ -73,6 +73,9 @@ void ParameterList::add(std::string name, std::vector<std::int64_t> shape, zero3
 void ParameterList::matrix(std::string name, std::int64_t rows, std::int64_t columns,
                            double deviation) {
   add(std::move(name), {rows, columns}, zero3::Initial::Normal, deviation);
+  const std::string& added = specs_.back().name;
+  const auto has = [&](const char* part) { return added.find(part) != added.npos; };
+  specs_.back().matrix = !has("embed") && !has("lm_head") && !has("wte") && !has("wpe");
 }
 
 void ParameterList::zeros(std::string name, std::int64_t count) {
@@ -91,6 +94,7 @@ void ParameterList::zero_row(std::int64_t row) {
 void ParameterList::tiled() {
   ARTESIAN_CHECK(!specs_.empty());
   specs_.back().tiled = true;
+  specs_.back().matrix = false;
 }
 
 std::vector<zero3::StageSpec> decoder_stages(const DecoderShape& shape) {

@@ -71,6 +71,7 @@ class Engine:
         skip_unreached: bool,
         stages: list[tuple[str, list[int], int | None]],
         tables: list[int],
+        matrices: list[int],
         others: list[tuple[str, Tensor]],
         engines: int,
         device: str,
@@ -115,8 +116,7 @@ class Engine:
     @property
     def device(self) -> str: ...
     def planned_pass(self) -> int: ...
-    @property
-    def moments(self) -> list[str]: ...
+    def moments(self, parameter: int) -> list[str]: ...
     @property
     def bytes_nvme_read(self) -> int: ...
     @property

@@ -41,6 +41,7 @@ from artesian.optim import (
     facade,
     facade_of,
     groups_of,
+    matrices_of,
     refuse_training,
     section_of,
 )
@@ -161,7 +162,7 @@ class Engine(Members):
         # On a device, gradients of tables are made as any others.
         tables = find_tables(model, plan) if self._device.type == "cpu" else {}
         move_model(model, self._device)
-        self.optimizer = self._facade_for(optimizer, trainable, model_parameters)
+        self.optimizer = self._facade_for(optimizer, model, trainable, model_parameters)
         self._core = _C.Engine(
             self.config_values,
             parameters=list(plan.parameters.items()),
@@ -170,6 +171,7 @@ class Engine(Members):
             skip_unreached=self.skips_unreached,
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
+            matrices=[numbers[n] for n in matrices_of(self.optimizer, plan.parameters, tables)],
             others=other_tensors(model, plan),
             device=str(self._device),
             engines=1 + sum(not engine.is_closed for engine in list(LIVE)),
@@ -236,17 +238,16 @@ class Engine(Members):
     def _facade_for(
         self,
         optimizer: torch.optim.Optimizer | None,
+        model: nn.Module,
         trainable: dict[str, nn.Parameter],
         model_parameters: Any,
     ) -> TieredOptimizer:
         if not trainable:
             return NoOptimizer()
-        if isinstance(optimizer, TieredOptimizer):
-            return optimizer
         if optimizer is not None:
-            return facade_of(optimizer)
+            return optimizer if isinstance(optimizer, TieredOptimizer) else facade_of(optimizer)
         given = list(trainable.values()) if model_parameters is None else model_parameters
-        return facade(self.config_values.optimizer, given, self._adam(self.config))
+        return facade(self.config_values.optimizer, given, self._adam(self.config), model)
 
     def _make_hooks(
         self, model: nn.Module, plan: Plan, tables: dict[str, list[nn.Module]]
@@ -438,14 +439,17 @@ class Engine(Members):
 
     @property
     def moment_names(self) -> list[str]:
-        """What the optimizer keeps of each element: "exp_avg" and "exp_avg_sq" of Adam."""
-        return self._core.moments
+        """What the optimizer keeps of some elements: "exp_avg" and "exp_avg_sq" of Adam."""
+        return list(dict.fromkeys(n for p in self._managed for n in self.moment_names_of(p)))
+
+    def moment_names_of(self, parameter: nn.Parameter) -> list[str]:
+        return self._core.moments(self._number(parameter))
 
     def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """Copies of a parameter's moments, on NVMe where the engine has a folder there."""
         folder = self.config_values.nvme_path
         result = {}
-        for kind in self.moment_names:
+        for kind in self.moment_names_of(parameter):
             target = None
             if folder is not None and 4 * parameter.numel() >= SMALL:
                 target = empty_in_file(parameter.shape, torch.float32, folder)

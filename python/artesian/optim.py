@@ -22,14 +22,14 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 1e-2,
 }
 # lr, weight decay, beta1 or momentum, beta2 or alpha, and then these.
-REST = ("eps", "dampening", "nesterov", "lr_decay", "min_coeff", "max_coeff")
+REST = ("eps", "dampening", "nesterov", "lr_decay", "min_coeff", "max_coeff", "matrix_lr",
+        "momentum")  # fmt: skip
 Constants = tuple[float, ...]
 # Of torch.optim, what is refused where it is not this.
 REFUSED = {
     "amsgrad": False,
     "maximize": False,
     "centered": False,
-    "initial_accumulator_value": 0,
 }
 
 
@@ -50,7 +50,8 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         if optimizer is None or not optimizer.engine.manages(parameter):
             raise KeyError(parameter)
         engine = optimizer.engine
-        state: dict[str, Any] = {k: engine.full_state(parameter, k) for k in engine.moment_names}
+        names = engine.moment_names_of(parameter)
+        state: dict[str, Any] = {name: engine.full_state(parameter, name) for name in names}
         if not engine.skips_unreached:  # else each has a count of its own
             state["step"] = torch.tensor(float(engine.global_steps - engine.skipped_steps))
         return state
@@ -366,7 +367,7 @@ class Adagrad(TieredOptimizer):
     """torch.optim.Adagrad's constants."""
 
     type = "Adagrad"
-    keys = ("lr", "lr_decay", "weight_decay", "eps")
+    keys = ("lr", "lr_decay", "weight_decay", "eps", "initial_accumulator_value")
 
     def __init__(
         self,
@@ -375,8 +376,15 @@ class Adagrad(TieredOptimizer):
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
         eps: float = 1e-10,
+        initial_accumulator_value: float = 0.0,
     ) -> None:
-        constants = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        constants = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "eps": eps,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
         super().__init__(params, constants)
 
 
@@ -450,15 +458,117 @@ class Lamb(TieredOptimizer):
         super().__init__(params, constants)
 
 
+# Of DeepSpeed's MuonWithAuxAdam, by use_muon of a group.
+MUON: dict[bool, dict[str, Any]] = {
+    True: {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0},
+    False: {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0},
+}
+
+
+class Muon(TieredOptimizer):
+    """Muon for the matrices of groups with `use_muon` True, AdamW for the others, with the defaults
+    of DeepSpeed's MuonWithAuxAdam."""
+
+    type = "Muon"
+    keys = ("momentum", "betas", "eps", "weight_decay", "muon_lr", "adam_lr")
+
+    def __init__(self, params: Iterable[dict[str, Any]], ns_method: str = "gram") -> None:
+        groups = []
+        for group in params:
+            if not isinstance(group, dict) or "use_muon" not in group:
+                raise InvalidError(
+                    "Muon: got a group without use_muon, allowed groups that say with True or "
+                    "False whether Muon updates their parameters, which are matrices then"
+                )
+            groups.append({**MUON[bool(group["use_muon"])], **group})
+        self.ns_method = ns_method
+        super().__init__(groups, {})
+
+    def section(self) -> dict[str, Any]:
+        halves = {
+            use: next((g for g in self.param_groups if bool(g["use_muon"]) is use), MUON[use])
+            for use in MUON
+        }
+        params = {
+            "muon_lr": float(halves[True]["lr"]),
+            "adam_lr": float(halves[False]["lr"]),
+            "momentum": float(halves[True]["momentum"]),
+            "betas": list(halves[False]["betas"]),
+            "eps": float(halves[False]["eps"]),
+            "weight_decay": float(halves[False]["weight_decay"]),
+            "ns_method": self.ns_method,
+        }
+        return {"type": self.type, "params": params}
+
+
+def mark_matrices(model: torch.nn.Module) -> None:
+    """Says by `use_muon`, as DeepSpeed, which parameters Muon updates, where that is not said:
+    matrices, but for embeddings and heads."""
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+    }
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    embeddings.add(id(getattr(head, "weight", None)))
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "use_muon"):
+            continue
+        named = any(word in name.lower() for word in ("embed", "lm_head"))
+        parameter.use_muon = (  # type: ignore[attr-defined]
+            parameter.dim() == 2 and not named and id(parameter) not in embeddings
+        )
+
+
+def halves_of(parameters: Iterable[Any], values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each group as two: of matrices for Muon, and of all else, with the config's constants."""
+    given = list(parameters)
+    groups = [item for item in given if isinstance(item, dict)]
+    loose = [item for item in given if not isinstance(item, dict)]
+    if loose:
+        groups.append({"params": loose})
+    halves = []
+    for group in groups:
+        members = list(group["params"])
+        for use, defaults in MUON.items():
+            half = [p for p in members if bool(getattr(p, "use_muon", False)) is use]
+            if not half:
+                continue
+            own = {key: values[key] for key in defaults}
+            own["lr"] = values["muon_lr" if use else "adam_lr"]
+            halves.append({**own, **group, "params": half, "use_muon": use})
+    return halves
+
+
+def matrices_of(
+    optimizer: TieredOptimizer,
+    parameters: dict[str, torch.nn.Parameter],
+    tables: Iterable[str],
+) -> list[str]:
+    """The names of the parameters that Muon updates as matrices."""
+    marked = {
+        id(p) for g in optimizer.param_groups if g.get("use_muon", False) for p in g["params"]
+    }
+    names = [name for name, parameter in parameters.items() if id(parameter) in marked]
+    for name in names:
+        if parameters[name].dim() == 2 and name not in tables:
+            continue
+        raise InvalidError(
+            f'Muon: got "{name}" of {tuple(parameters[name].shape)} in a group with use_muon True, '
+            "allowed matrices that are no embedding and no tied head; set use_muon False"
+        )
+    return names
+
+
 # By optimizer.type; those of torch.optim have the same name there.
 OPTIMIZERS: dict[str, Any] = {
-    kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion, Lamb)
+    kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion, Lamb, Muon)
 }
 
 
 def constants_of(group: dict[str, Any]) -> Constants:
     average, squares = group.get("betas", (group.get("momentum", 0.0), group.get("alpha", 0.0)))
-    rest = (group.get(key, 0.0) for key in REST)
+    rest = (group["lr"] if key == "matrix_lr" else group.get(key, 0.0) for key in REST)
     return tuple(map(float, (group["lr"], group["weight_decay"], average, squares, *rest)))
 
 
@@ -477,7 +587,7 @@ def params_of(kind: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:
 def kind_of(optimizer: torch.optim.Optimizer) -> Any:
     """Our class for one of torch.optim's."""
     kind = OPTIMIZERS.get(type(optimizer).__name__)
-    if kind is None or type(optimizer) is not getattr(torch.optim, kind.type, None):
+    if kind in (None, Muon) or type(optimizer) is not getattr(torch.optim, kind.type, None):
         raise UnsupportedError(
             f"optimizer: got {type(optimizer).__name__}, allowed AdamW, Adam, SGD, Adagrad and "
             f"RMSprop of torch.optim, and {', '.join(OPTIMIZERS)} of artesian.optim; in a config: "
@@ -503,12 +613,15 @@ def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def facade(
-    values: dict[str, Any], parameters: Iterable[Any], adam: type[AdamW] = AdamW
+    values: dict[str, Any], parameters: Iterable[Any], adam: type[AdamW], model: torch.nn.Module
 ) -> TieredOptimizer:
     """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
     or groups, whose constants are the config's unless they have their own. `adam`: the class of
     either Adam."""
     kind = OPTIMIZERS[values["type"]]
+    if kind is Muon:
+        mark_matrices(model)
+        return Muon(halves_of(parameters, values), values["ns_method"])
     decoupled = kind.decoupled_decay
     if issubclass(kind, AdamW) and adam is not AdamW:
         kind = adam

@@ -29,8 +29,9 @@ using Names = std::vector<std::pair<std::string, std::string>>;
 using Files = std::map<std::string, std::string>;  // bytes, by name
 using Numbers = std::vector<std::uint32_t>;
 using Stages = std::vector<std::tuple<std::string, Numbers, std::optional<std::uint32_t>>>;
-// lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay, min_coeff, max_coeff
-using Constants = std::vector<std::array<double, 10>>;
+// lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay, min_coeff, max_coeff,
+// matrix_lr, momentum
+using Constants = std::vector<std::array<double, 12>>;
 
 std::vector<NamedTensor> named(const NamedTensors& tensors) {
   std::vector<NamedTensor> result;
@@ -49,10 +50,10 @@ using Holder = std::unique_ptr<HookedEngine, EndWithoutGil>;
 
 std::vector<zero3::GroupStep> group_steps(const Constants& groups) {
   std::vector<zero3::GroupStep> steps;
-  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, decay, least, most] :
-       groups) {
-    steps.push_back(
-        {lr, weight_decay, beta1, beta2, eps, dampening, nesterov != 0.0, decay, least, most});
+  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, decay, least, most,
+                    matrix_lr, momentum] : groups) {
+    steps.push_back({lr, weight_decay, beta1, beta2, eps, dampening, nesterov != 0.0, decay, least,
+                     most, matrix_lr, momentum});
   }
   return steps;
 }
@@ -83,8 +84,8 @@ zero3::UnitUses::Constants asking(py::function ask) {
 /// that are read by look_up and multiply alone.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
-              const Numbers& tables, const NamedTensors& others, std::uint64_t engines,
-              const std::string& device, py::function constants) {
+              const Numbers& tables, const Numbers& matrices, const NamedTensors& others,
+              std::uint64_t engines, const std::string& device, py::function constants) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -99,6 +100,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
       .engines = engines,
       .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
+  for (const std::uint32_t matrix : matrices) shape.parameters.at(matrix).matrix = true;
   for (const auto& [name, indices, lookup] : stages) {
     shape.stages.push_back({.name = name, .parameters = indices, .lookup = lookup});
   }
@@ -108,9 +110,14 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
   return Holder(made.release());
 }
 
-/// The optimizer's moments by name.
-std::vector<std::string> moment_names(HookedEngine& engine) {
-  const zero3::Moments& kept = engine.core().placement().moments;
+const zero3::Moments& moments_of(HookedEngine& engine, std::uint32_t parameter) {
+  const zero3::Placement& placement = engine.core().placement();
+  return placement.moments_of(placement.layout.places.at(parameter).unit);
+}
+
+/// A parameter's moments by name.
+std::vector<std::string> moment_names(HookedEngine& engine, std::uint32_t parameter) {
+  const zero3::Moments& kept = moments_of(engine, parameter);
   std::vector<std::string> names;
   for (const std::string_view name : {kept.average, kept.squares}) {
     if (!name.empty()) names.emplace_back(name);
@@ -118,13 +125,13 @@ std::vector<std::string> moment_names(HookedEngine& engine) {
   return names;
 }
 
-StateKind state_kind(HookedEngine& engine, const std::string& name) {
-  const zero3::Moments& kept = engine.core().placement().moments;
+StateKind state_kind(HookedEngine& engine, std::uint32_t parameter, const std::string& name) {
+  const zero3::Moments& kept = moments_of(engine, parameter);
   if (name == "fp32") return StateKind::Master;
   if (!name.empty() && name == kept.average) return StateKind::ExpAvg;
   if (!name.empty() && name == kept.squares) return StateKind::ExpAvgSq;
   std::string allowed = "\"fp32\"";
-  for (const std::string& each : moment_names(engine)) allowed += ", \"" + each + "\"";
+  for (const std::string& each : moment_names(engine, parameter)) allowed += ", \"" + each + "\"";
   raise(make_error(ErrorCode::Invalid, "state: got \"" + name + "\", allowed " + allowed));
 }
 
@@ -211,7 +218,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
           "read_state",
           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
              const std::optional<at::Tensor>& target) {
-            const StateKind state = state_kind(engine, kind);
+            const StateKind state = state_kind(engine, parameter, kind);
             const at::Tensor into = target.value_or(at::Tensor());
             return without_gil([&] { return engine.read_state(parameter, state, into); });
           },
@@ -219,7 +226,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
       .def("write_state",
            [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
               const at::Tensor& values) {
-             const StateKind state = state_kind(engine, kind);
+             const StateKind state = state_kind(engine, parameter, kind);
              without_gil([&] { return engine.write_state(parameter, state, values); });
            })
       .def("read_gradient",
@@ -251,7 +258,7 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
                                                zero3::PrefetchLimits::of(core.config().zero)))
                  .nvme_read;
            })
-      .def_property_readonly("moments", &moment_names)
+      .def("moments", &moment_names)
       .def_property_readonly("bytes_nvme_read",
                              [](HookedEngine& engine) { return engine.core().bytes_nvme_read(); })
       .def_property_readonly("resident",
@@ -320,8 +327,8 @@ void bind_engine(py::module_& module) {
   bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("tables"), py::arg("others"), py::arg("engines"), py::arg("device"),
-           py::arg("constants"))
+           py::arg("tables"), py::arg("matrices"), py::arg("others"), py::arg("engines"),
+           py::arg("device"), py::arg("constants"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));

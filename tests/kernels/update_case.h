@@ -20,7 +20,8 @@ inline std::vector<UpdateStep> update_steps_to_try() {
                   .weight_decay = 0.1f,
                   .grad_multiplier = 1.0f / 1024};
   std::vector<UpdateStep> steps;
-  for (const Rule rule : {Rule::Sgd, Rule::Adagrad, Rule::RmsProp, Rule::Lion, Rule::Lamb}) {
+  for (const Rule rule :
+       {Rule::Sgd, Rule::Adagrad, Rule::RmsProp, Rule::Lion, Rule::Lamb, Rule::Muon}) {
     steps.push_back({.rule = rule, .constants = common});
   }
   steps.push_back({.rule = Rule::Sgd, .constants = common, .grad_share = 0.75f, .nesterov = true});
@@ -84,7 +85,7 @@ struct UpdateCase {
   }
 
   bool has_average() const {
-    return step.rule != Rule::Adagrad &&
+    return step.rule != Rule::Adagrad && step.rule != Rule::Muon &&
            (step.rule != Rule::RmsProp || step.constants.beta1 != 0.0f);
   }
 

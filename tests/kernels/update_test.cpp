@@ -117,6 +117,18 @@ TEST(Update, StepsByHand) {
   EXPECT_FLOAT_EQ(at.p, 0.875f);
 }
 
+TEST(Update, OfMuonByHand) {
+  UpdateStep muon{.rule = Rule::Muon, .nesterov = true};
+  muon.constants = {.learning_rate = 0.1f, .beta1 = 0.75f, .weight_decay = 1.0f};
+  const float grad = 1.0f;
+  float average = 0.0f, direction = 0.0f;
+  muon_direction_naive(&grad, DType::Float32, 1, muon, &average, &direction);
+  EXPECT_FLOAT_EQ(average, 0.25f);
+  EXPECT_FLOAT_EQ(direction, 0.4375f);  // 1 + 0.75 * (0.25 - 1)
+  One at;                               // 1 - 0.1 * 1 - 0.1 * 0.5
+  EXPECT_FLOAT_EQ(step_once(muon, at, false).p, 0.85f);
+}
+
 TEST_P(UpdateOnTarget, TheDirectionOfLambIsWhatItWouldStepBy) {
   const AdamStep constants{.learning_rate = 1.0f,
                            .beta1 = 0.9f,
@@ -146,6 +158,28 @@ TEST_P(UpdateOnTarget, TheDirectionOfLambIsWhatItWouldStepBy) {
       }
     }
   });
+}
+
+TEST_P(UpdateOnTarget, TheDirectionOfMuonEqualsTheNaiveVersion) {
+  UpdateStep step{.rule = Rule::Muon};
+  step.constants = {.beta1 = 0.95f, .grad_multiplier = 0.25f};
+  for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
+    for (const std::uint64_t count : counts) {
+      for (const bool nesterov : {false, true}) {
+        step.nesterov = nesterov;
+        const auto grad = array_of(mixed_values(count, 4), dtype, 0);
+        auto average = mixed_values(count + 1, 2), naive_average = average;
+        std::vector<float> direction(count + 1, 7.0f), naive_direction = direction;
+        muon_direction(grad.data(), dtype, count, step, average.data(), direction.data());
+        muon_direction_naive(grad.data(), dtype, count, step, naive_average.data(),
+                             naive_direction.data());
+        for (std::uint64_t i = 0; i <= count; ++i) {
+          ASSERT_TRUE(same_value(average[i], naive_average[i])) << i;
+          ASSERT_TRUE(same_value(direction[i], naive_direction[i])) << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(Update, OfNothingIsNothing) {

@@ -11,10 +11,10 @@ import small_models
 import torch
 from small_models import artesian
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from artesian import checkpoint, zero
 from artesian.checkpoint import export_dcp, export_universal
-from artesian.checkpoint.zero_to_fp32 import Refused
 
 
 class PaperLion(torch.optim.Optimizer):
@@ -59,6 +59,44 @@ class PaperLamb(torch.optim.Optimizer):
                 p.sub_(u, alpha=rate * ratio)
 
 
+def orthogonal(x):
+    """Five Newton-Schulz iterations of Jordan et al. 2024, in x's dtype."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    wide = x if x.size(0) <= x.size(1) else x.T
+    wide = wide / (wide.norm() + 1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide if x.size(0) <= x.size(1) else wide.T
+
+
+class PaperMuon:
+    """Of matrices with Nesterov's momentum, as DeepSpeed; AdamW of all else."""
+
+    def __init__(self, groups, muon_lr, adam_lr, momentum, weight_decay):
+        parameters = [p for group in groups for p in group["params"]]
+        self.matrices = [p for p in parameters if p.dim() == 2]
+        rest = [p for p in parameters if p.dim() != 2]
+        self.adam = OPTIM.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), eps=1e-10,
+                                weight_decay=weight_decay)  # fmt: skip
+        self.lr, self.momentum, self.decay = muon_lr, momentum, weight_decay
+        self.buffers = [torch.zeros_like(p) for p in self.matrices]
+
+    def zero_grad(self):
+        for p in self.matrices:
+            p.grad = None
+        self.adam.zero_grad()
+
+    @torch.no_grad()
+    def step(self):
+        self.adam.step()
+        for p, buffer in zip(self.matrices, self.buffers, strict=True):
+            buffer.lerp_(p.grad, 1 - self.momentum)
+            update = orthogonal(p.grad.lerp(buffer, self.momentum))
+            update *= max(1.0, p.size(0) / p.size(1)) ** 0.5
+            p.mul_(1 - self.lr * self.decay).sub_(update, alpha=self.lr)
+
+
 OPTIM = torch.optim
 # What is trained, its reference, and the constants of both.
 CASES = {
@@ -69,7 +107,11 @@ CASES = {
         {"lr": 0.05, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1},
     ),
     "nesterov": ("SGD", OPTIM.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
-    "adagrad": ("Adagrad", OPTIM.Adagrad, {"lr": 0.01, "lr_decay": 0.1, "weight_decay": 0.1}),
+    "adagrad": (
+        "Adagrad",
+        OPTIM.Adagrad,
+        {"lr": 0.01, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+    ),
     "rmsprop": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "alpha": 0.9, "weight_decay": 0.1}),
     "rms momentum": ("RMSprop", OPTIM.RMSprop, {"lr": 1e-3, "momentum": 0.9, "eps": 1e-6}),
     "lion": ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}),
@@ -84,6 +126,11 @@ CASES = {
             "min_coeff": 0.2,
             "max_coeff": 0.9,
         },
+    ),
+    "muon": (
+        "Muon",
+        PaperMuon,
+        {"muon_lr": 0.002, "adam_lr": 1e-3, "momentum": 0.9, "weight_decay": 0.1},
     ),
     "adamw": ("AdamW", OPTIM.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
 }
@@ -115,6 +162,10 @@ def groups_of(model, lr):
     return [{"params": weights}, {"params": biases, "lr": lr / 2, "weight_decay": 0.0}]
 
 
+def groups_for(model, params):
+    return groups_of(model, params["lr"]) if "lr" in params else [{"params": model.parameters()}]
+
+
 def engine_for(case, model, folder=None, moments="fp32", **more):
     kind, _, params = CASES[case]
     values = {**params, "betas": list(params["betas"])} if "betas" in params else params
@@ -122,7 +173,7 @@ def engine_for(case, model, folder=None, moments="fp32", **more):
     config["optimizer"] = {"type": kind, "params": values}
     config["artesian"]["moments"] = moments
     return artesian.initialize(
-        model=model, config=config, model_parameters=groups_of(model, params["lr"])
+        model=model, config=config, model_parameters=groups_for(model, params)
     )[0]
 
 
@@ -140,7 +191,9 @@ def masters(engine, model):
 def test_twenty_steps_are_those_of_the_reference(case):
     _, reference, params = CASES[case]
     plain = net()
-    optimizer = reference(groups_of(plain, params["lr"]), **params)
+    groups = groups_for(plain, params)
+    groups = [{**group, "params": list(group["params"])} for group in groups]
+    optimizer = reference(groups, **params)
     for step in range(20):
         loss_of(plain, step).backward()
         optimizer.step()
@@ -162,7 +215,7 @@ DTYPES = {
 }
 
 
-OTHERS = ("momentum", "adagrad", "rms momentum", "lion", "lamb")
+OTHERS = ("momentum", "adagrad", "rms momentum", "lion", "lamb", "muon")
 RESUMED = [
     *((case, dtype, "fp32") for case in OTHERS for dtype in DTYPES),
     *((case, dtype, "bf16") for case in ("adamw", "adagrad", "lion") for dtype in ("fp32", "bf16")),
@@ -273,11 +326,49 @@ def test_a_checkpoint_of_another_optimizer_gives_weights_alone(tmp_path):
     engine.load_checkpoint(tmp_path, load_optimizer_states=False)
     assert not engine.full_state(model[0].weight, "exp_avg").any()
     engine.destroy()
-    refused = "got the optimizer 'sgd', allowed adam and adamw"
-    with pytest.raises(Refused, match=refused):
-        export_dcp.export_dcp(tmp_path, tmp_path / "out", None)
-    with pytest.raises(Refused, match=refused):
-        export_universal.export_universal(tmp_path, tmp_path / "out", None, False)
+
+
+EXPORTED = {"momentum": OPTIM.SGD, "adagrad": OPTIM.Adagrad, "rms momentum": OPTIM.RMSprop}
+
+
+@pytest.mark.parametrize("case", [*EXPORTED, "lion", "lamb"])
+def test_exports_have_the_moments_of_each_optimizer(case, tmp_path):
+    """And torch's own optimizer takes those of DCP."""
+    model = net()
+    engine = engine_for(case, model)
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path / "saved")
+    expected = {
+        name: {kind: engine.full_state(p, kind) for kind in engine.moment_names_of(p)}
+        for name, p in model.named_parameters()
+    }
+    engine.destroy()
+    export_universal.export_universal(tmp_path / "saved", tmp_path / "universal", None, False)
+    export_dcp.export_dcp(tmp_path / "saved", tmp_path / "dcp", None)
+    tag = (tmp_path / "universal/latest_universal").read_text()
+    for name, moments in expected.items():
+        folder = tmp_path / "universal" / tag / "zero" / name
+        assert {p.stem for p in folder.iterdir()} - {"fp32", "step"} == {
+            "exp_avg_sq" if kind == "sum" else kind for kind in moments
+        }
+        for kind, value in moments.items():
+            file = folder / f"{'exp_avg_sq' if kind == 'sum' else kind}.pt"
+            assert torch.equal(torch.load(file)["param"], value)
+    if case not in EXPORTED:
+        return
+    plain = net()
+    optimizer = EXPORTED[case](groups_for(plain, CASES[case][2]), **CASES[case][2])
+    loss_of(plain, 9).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    both = dict(zip(("model", "optim"), get_state_dict(plain, optimizer), strict=True))
+    torch.distributed.checkpoint.load(both, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    set_state_dict(
+        plain, optimizer, model_state_dict=both["model"], optim_state_dict=both["optim"]
+    )
+    for name, p in plain.named_parameters():
+        for kind, value in expected[name].items():
+            assert torch.equal(optimizer.state[p][kind], value)
 
 
 def test_what_is_no_optimizer_here_is_refused_by_name():
@@ -292,10 +383,6 @@ def test_what_is_no_optimizer_here_is_refused_by_name():
     for client, flag in (
         (OPTIM.SGD(model.parameters(), lr=1, maximize=True), "maximize=True"),
         (OPTIM.RMSprop(model.parameters(), centered=True), "centered=True"),
-        (
-            OPTIM.Adagrad(model.parameters(), initial_accumulator_value=1),
-            "initial_accumulator_value=1",
-        ),
     ):
         with pytest.raises(unsupported, match=f"{flag} is not supported"):
             start(client)

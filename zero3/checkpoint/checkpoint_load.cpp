@@ -60,7 +60,7 @@ Result<void> CheckpointLoad::read_array(std::uint32_t parameter, std::uint64_t f
     return reader_->read(*saved, first, master, exp_avg, exp_avg_sq);
   }
   std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
-  std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
+  std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), request_.initial_squares);
   return saved.has_value() ? reader_->read(*saved, first, master, {}, {})
                            : request_.rest->read(parameter, first, master);
 }

@@ -22,8 +22,9 @@ struct LoadRequest {
   std::string directory{};
   std::string tag{};  // empty: the one in `latest`
   Strict strict = Strict::Yes;
-  /// False: weights alone; moments are zero, and counts start anew, the loss scale, too.
+  /// False: weights alone; moments and counts start anew, the loss scale, too.
   bool optimizer_states = true;
+  float initial_squares = 0.0f;  // of moments that start anew; StepCore says
   /// False: master weights are what the parameters are in the training's precision.
   bool from_fp32_weights = true;
   /// For parameters that the checkpoint left out, or, not strict, does not have. Null: these stay

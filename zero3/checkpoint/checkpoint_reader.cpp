@@ -101,7 +101,12 @@ Result<void> CheckpointReader::sort_parts() {
   for (const SavedGroup& group : manifest_.groups) {
     const OptimizerForm* form = find_optimizer(group.optimizer);
     const bool needs = form != nullptr && !form->moments.squares.empty();
-    for (const std::uint32_t parameter : group.parameters) have_[parameter].needs_squares = needs;
+    const bool of_muon = form != nullptr && form->type == OptimizerType::Muon;
+    for (const std::uint32_t parameter : group.parameters) {
+      const bool matrix =
+          of_muon && find_moment(parameter, MomentKind::Average) == SavedArray::MomentumBuffer;
+      have_[parameter].needs_squares = needs && !matrix;
+    }
   }
   for (Have& have : have_) {
     for (auto& parts : have.parts) {

@@ -47,14 +47,18 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
-enum class OptimizerType : std::uint8_t {
+enum class OptimizerType : std::uint8_t {  // optimizers.h
   Adam,
   Sgd,
   Adagrad,
   RmsProp,
   Lion,
-  Lamb
-};  // optimizers.h
+  Lamb,
+  Muon,  // of hidden matrices; of all else AdamW
+};
+
+/// How Muon makes a matrix orthogonal: on its own, or on the smaller one of inner products.
+enum class NewtonSchulz : std::uint8_t { Standard, Gram };
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::Adam;
@@ -65,11 +69,15 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
-  double dampening = 0.0;   // SGD
-  bool nesterov = false;    // SGD
-  double lr_decay = 0.0;    // Adagrad
-  double min_coeff = 0.01;  // Lamb: bounds of the trust ratio
+  double dampening = 0.0;        // SGD
+  bool nesterov = false;         // SGD
+  double lr_decay = 0.0;         // Adagrad
+  double initial_squares = 0.0;  // Adagrad: what its sums begin with
+  double min_coeff = 0.01;       // Lamb: bounds of the trust ratio
   double max_coeff = 10.0;
+  double muon_lr = 0.0;    // Muon: of matrices; `lr` is of all else
+  double momentum = 0.95;  // Muon
+  NewtonSchulz newton_schulz = NewtonSchulz::Gram;
 
   bool operator==(const OptimizerConfig&) const = default;
 };

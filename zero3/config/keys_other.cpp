@@ -444,21 +444,6 @@ constexpr ConfigKey other_rows[] = {
      .effect = NotSupported,
      .detail = "",
      .text = "of ZeroOneAdam"},
-    {.path = "optimizer.params.ns_method",
-     .type = Any,
-     .effect = NotSupported,
-     .detail = "",
-     .text = "of Muon"},
-    {.path = "optimizer.params.muon_lr",
-     .type = Any,
-     .effect = NotSupported,
-     .detail = "",
-     .text = "of Muon"},
-    {.path = "optimizer.params.adam_lr",
-     .type = Any,
-     .effect = NotSupported,
-     .detail = "",
-     .text = "of Muon"},
 };
 
 }  // namespace

@@ -39,7 +39,15 @@ constexpr OptimizerForm forms[] = {
      .name = "Lamb",
      .moments = {},
      .params = "lr|betas|eps|weight_decay|bias_correction|min_coeff|max_coeff|eps_inside_sqrt|"
-               "amsgrad|max_grad_norm"}};
+               "amsgrad|max_grad_norm"},
+    {.type = OptimizerType::Muon,
+     .name = "Muon",
+     .moments = {},
+     .params = "lr|muon_lr|adam_lr|betas|eps|weight_decay|momentum|ns_method|per_head_muon|"
+               "adam_w_mode|torch_adam|fp32_optimizer_states",
+     .lr = 3e-4,
+     .eps = 1e-10,
+     .beta2 = 0.95}};
 
 bool same_in_any_case(std::string_view left, std::string_view right) noexcept {
   const auto lower = [](char letter) { return std::tolower(static_cast<unsigned char>(letter)); };

@@ -18,7 +18,7 @@ struct Moments {
   std::string_view average = "exp_avg";
   std::string_view squares = "exp_avg_sq";
 
-  std::uint64_t count() const noexcept {
+  constexpr std::uint64_t count() const noexcept {
     return (average.empty() ? 0u : 1u) + (squares.empty() ? 0u : 1u);
   }
   bool operator==(const Moments&) const = default;
@@ -31,12 +31,16 @@ struct OptimizerForm {
   std::string_view params;  // of optimizer.params, '|' between them
   double lr = 1e-3;         // defaults
   double eps = 1e-8;
+  double beta2 = 0.999;
 };
 
 /// All of them; Adam stands twice, for its two names.
 std::span<const OptimizerForm> optimizer_forms() noexcept;
 /// The one of this name, in any case; null: there is none.
 const OptimizerForm* find_optimizer(std::string_view name) noexcept;
+
+/// What Muon keeps of each element of a matrix.
+inline constexpr Moments matrix_moments{.average = "momentum_buffer", .squares = ""};
 
 /// What an optimizer keeps under this configuration. RMSprop has an average if it has momentum.
 Moments moments_of(const OptimizerConfig& config) noexcept;

@@ -81,6 +81,25 @@ class Resolver {
     return DType::Float32;
   }
 
+  /// Of matrices it has other constants than of all else: muon_lr and adam_lr are before lr.
+  void muon(const OptimizerForm& form) {
+    OptimizerConfig& optimizer = config_.optimizer;
+    const bool given = settings_.given("optimizer.params.lr") || arguments_.lr.has_value();
+    optimizer.muon_lr = given ? optimizer.lr : 0.02;
+    const auto rate = [&](const char* path, double& value) {
+      if (settings_.given(path)) value = settings_.real(path);
+      automatic_[path] = shortest(value);
+    };
+    rate("optimizer.params.muon_lr", optimizer.muon_lr);
+    rate("optimizer.params.adam_lr", optimizer.lr);
+    if (settings_.given("optimizer.params.momentum")) {
+      optimizer.momentum = settings_.real("optimizer.params.momentum");
+    }
+    if (!settings_.given("optimizer.params.betas")) optimizer.beta2 = form.beta2;
+    const bool gram = settings_.text("optimizer.params.ns_method") == "gram";
+    optimizer.newton_schulz = gram ? NewtonSchulz::Gram : NewtonSchulz::Standard;
+  }
+
   void optimizer() {
     OptimizerConfig& optimizer = config_.optimizer;
     const OptimizerForm* known = find_optimizer(settings_.text("optimizer.type"));
@@ -97,7 +116,9 @@ class Resolver {
     ARTESIAN_CHECK(betas.elements.size() == 2, betas.elements.size());
     optimizer.beta1 = betas.elements[0].number;
     optimizer.beta2 = betas.elements[1].number;
-    if (form.params.find("momentum") != form.params.npos) {
+    if (form.type == OptimizerType::Muon) {
+      muon(form);
+    } else if (form.params.find("momentum") != form.params.npos) {
       optimizer.beta1 = settings_.real("optimizer.params.momentum");
     }
     if (form.params.find("alpha") != form.params.npos) {
@@ -107,6 +128,7 @@ class Resolver {
     optimizer.dampening = settings_.real("optimizer.params.dampening");
     optimizer.nesterov = settings_.boolean("optimizer.params.nesterov");
     optimizer.lr_decay = settings_.real("optimizer.params.lr_decay");
+    optimizer.initial_squares = settings_.real("optimizer.params.initial_accumulator_value");
     optimizer.min_coeff = settings_.real("optimizer.params.min_coeff");
     optimizer.max_coeff = settings_.real("optimizer.params.max_coeff");
     optimizer.weight_decay = settings_.real("optimizer.params.weight_decay");

@@ -67,7 +67,12 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   if (request.resident) {
     limits = {.param_numel_max = persistent_max, .model_numel_max = persistent_max};
   }
-  plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks);
+  const bool whole = config.optimizer.type == OptimizerType::Muon;
+  plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks,
+                            whole ? Matrices::Apart : Matrices::Together);
+  for (const Unit& unit : plan.layout.units) {
+    plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
+  }
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
   if (request.ranks > 1 && !request.separate_device) {
     plan.exchange =

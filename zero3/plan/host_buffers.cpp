@@ -15,10 +15,11 @@ constexpr std::uint64_t ring_count_max = 256;
 }  // namespace
 
 std::uint64_t HostBuffers::item_bytes(std::uint64_t sub_group) const {
-  std::uint64_t per_element = plan_.state_size_max() + dtype_size(plan_.grad_dtype);
-  per_element += dtype_size(plan_.param_dtype);
+  const std::uint64_t per_element = dtype_size(plan_.grad_dtype) + dtype_size(plan_.param_dtype);
+  const std::uint64_t bytes =
+      plan_.record_bytes_max(sub_group) + plan_.sub_group_max(sub_group) * per_element;
   ARTESIAN_CHECK(sub_group != 0 && sub_group % image_alignment == 0, sub_group);
-  return any_nvme(config_) || plan_.separate_device ? page_up(sub_group * per_element) : 0;
+  return any_nvme(config_) || plan_.separate_device ? page_up(bytes) : 0;
 }
 
 std::uint64_t HostBuffers::param_block_bytes(std::uint64_t sub_group) const {
@@ -89,7 +90,8 @@ std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
       ARTESIAN_CHECK(total() <= room, total(), room);
       return ring;
     }
-    if (sub_group > image_alignment) continue;
+    // Whole matrices stay as they are, however small the others become.
+    if (sub_group > image_alignment && item_bytes(image_alignment) < ring.item_bytes) continue;
     while (total() > room && ring.count > 1) --ring.count;
     return total() <= room ? std::optional(ring) : std::nullopt;
   }

@@ -51,7 +51,7 @@ Placement with_inputs_in_host(const PlacementRequest& request, std::uint64_t spa
 
 /// Returns the bytes that must be in host memory, apart from the buffers.
 std::uint64_t host_homes(const PlacementRequest& request, const Placement& plan) {
-  std::uint64_t bytes = page_up(plan.exchange.bytes());
+  std::uint64_t bytes = page_up(plan.exchange.bytes()) + page_up(plan.matrix_buffer_bytes);
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
     const UnitPlacement& place = plan.units[unit];
     if (place.param == Tier::Host) bytes += plan.param_bytes(unit);
@@ -156,7 +156,7 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
   const std::uint64_t room = request.host_bytes - must;
   const std::uint64_t ring = plan.ring_count * plan.ring_item_bytes;
   const std::uint64_t total = ring + buffers.staging_min(plan.sub_group);
-  const std::uint64_t record = plan.sub_group * plan.state_size_max();
+  const std::uint64_t record = plan.record_bytes_max(plan.sub_group);
   std::uint64_t least = total <= room / 4 ? 4 * total : total;
   std::uint64_t below = least;                       // bounds what it would leave
   if (plan.ring_count > buffers.ring_count_min()) {  // lengthened: just below, by one item less

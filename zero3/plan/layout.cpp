@@ -95,7 +95,7 @@ void check_layout(const Layout& layout, std::uint64_t ranks) {
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
-                   std::uint64_t ranks) {
+                   std::uint64_t ranks, Matrices matrices) {
   ARTESIAN_CHECK(ranks > 0);
   const auto uses = count_uses(parameters.size(), stages);
   const auto persistent = choose_persistent(parameters, persistence);
@@ -112,9 +112,12 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
       const bool stays = persistent[parameter];
       const ParameterSpec& spec = parameters[parameter];
       const bool tiled = spec.tiled;
-      if (uses[parameter] > 1 || stage.lookup == parameter || tiled) {
+      const bool shared = uses[parameter] > 1;
+      const bool whole = matrices == Matrices::Apart && spec.matrix && spec.trainable;
+      if (shared || stage.lookup == parameter || tiled || whole) {
         const auto unit = add_unit(layout, spec.name, stays, spec.trainable);
-        layout.units[unit].as_stored = tiled || uses[parameter] == 1;
+        layout.units[unit].as_stored = tiled || (!shared && !whole);
+        if (whole) layout.units[unit].rows = static_cast<std::uint64_t>(spec.shape.front());
         stage_units.push_back(unit);
         append(layout, unit, parameter, spec);
         continue;

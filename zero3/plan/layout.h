@@ -42,6 +42,7 @@ struct Unit {
   std::uint64_t image = 0;                // elements of its image: ranks * share, padding included
   bool persistent = false;                // gathered once, never released
   bool trainable = true;                  // as all of its parameters are
+  std::uint64_t rows = 0;  // of the one matrix that it is, if that is updated as a whole
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 };
@@ -52,6 +53,9 @@ struct Layout {
   std::vector<std::vector<std::uint32_t>> stages;  // units that each stage gathers
   std::size_t first_trainable_stage = 0;           // where backward ends
 };
+
+/// Says whether a matrix that is trained is a unit of its own: ParameterSpec::matrix.
+enum class Matrices : std::uint8_t { Together, Apart };
 
 struct PersistenceLimits {
   std::uint64_t param_numel_max = 0;  // stage3_param_persistence_threshold; 0: none persist
@@ -64,6 +68,6 @@ struct PersistenceLimits {
 /// one, and its frozen ones units of their own.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
-                   std::uint64_t ranks);
+                   std::uint64_t ranks, Matrices matrices = Matrices::Together);
 
 }  // namespace artesian::zero3

@@ -2,6 +2,8 @@
 // the plan that moves the fewest bytes.
 #include "zero3/plan/make_placement.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -168,13 +170,40 @@ void check_placement(const PlacementRequest& request, const Placement& plan) {
   ARTESIAN_CHECK((staging != 0) == plan.separate_device, staging);
   const std::uint64_t buffers = plan.ring_count * plan.ring_item_bytes + staging +
                                 plan.grad_buffer_bytes + plan.old_state_bytes +
-                                plan.exchange.bytes() + plan.inputs.buffer_bytes();
+                                plan.matrix_buffer_bytes + plan.exchange.bytes() +
+                                plan.inputs.buffer_bytes();
   ARTESIAN_CHECK(buffers <= plan.host_pool_bytes, buffers, plan.host_pool_bytes);
   ARTESIAN_CHECK((plan.ring_count == 0) == (plan.ring_item_bytes == 0), plan.ring_count);
   const std::uint64_t on_nvme = plan.nvme_optimizer_bytes + plan.nvme_param_bytes;
   ARTESIAN_CHECK(on_nvme == 0 || plan.ring_count != 0, on_nvme);
   const bool inputs_move = plan.inputs.bytes_in(Tier::Nvme) != 0;
   ARTESIAN_CHECK(inputs_move == (plan.inputs.buffer_count != 0), plan.inputs.buffer_count);
+}
+
+}  // namespace
+
+namespace {
+
+/// What is not there yet.
+Result<void> check_optimizer(const PlacementRequest& request) {
+  const OptimizerConfig& optimizer = request.config->optimizer;
+  const bool muon = optimizer.type == OptimizerType::Muon;
+  if (!muon && optimizer.type != OptimizerType::Lamb) return {};
+  const auto refuse = [&](const char* where, const char* instead) {
+    return make_error(
+        ErrorCode::Unsupported,
+        fmt::format(
+            "optimizer.type: got \"{}\", which is not supported yet {}; {}, or with another "
+            "optimizer",
+            type_name(optimizer), where, instead));
+  };
+  if (request.separate_device) {
+    return refuse("on a device with memory of its own", "train on the CPU");
+  }
+  if (muon && request.ranks > 1) {
+    return refuse("with several ranks, whose shares would cut matrices", "train with one");
+  }
+  return {};
 }
 
 }  // namespace
@@ -189,11 +218,7 @@ Result<Placement> make_placement(const PlacementRequest& request) {
                       "artesian.moments: got \"bf16\", allowed \"fp32\" on a device with memory of "
                       "its own; leave it out, or train on the CPU");
   }
-  if (request.separate_device && request.config->optimizer.type == OptimizerType::Lamb) {
-    return make_error(ErrorCode::Unsupported,
-                      "optimizer.type: got \"Lamb\", which is not supported yet on a device with "
-                      "memory of its own; train on the CPU, or with another optimizer");
-  }
+  ARTESIAN_TRY_VOID(check_optimizer(request));
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));
   Placement plan = with_nvme_space(*request.config, draft.placement);

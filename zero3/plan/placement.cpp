@@ -46,7 +46,7 @@ std::uint64_t Placement::optimizer_bytes_in(Tier tier, std::uint32_t unit) const
 
 std::uint64_t Placement::state_size(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(unit < units.size(), unit, units.size());
-  const std::uint64_t kept = moments.count() * dtype_size(moment_dtype);
+  const std::uint64_t kept = moments_of(unit).count() * dtype_size(moment_dtype);
   switch (units[unit].master) {
     case Master::Own: return kept + 4;
     case Master::Parameter: return kept;
@@ -60,6 +60,27 @@ std::uint64_t Placement::state_size_max() const noexcept {
   std::uint64_t most = 0;
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) most = std::max(most, state_size(unit));
   return most;
+}
+
+std::uint64_t Placement::sub_group_max(std::uint64_t size) const noexcept {
+  for (const Unit& unit : layout.units) size = std::max(size, unit.rows != 0 ? unit.image : 0);
+  return size;
+}
+
+std::uint64_t Placement::record_bytes_max(std::uint64_t size) const noexcept {
+  std::uint64_t most = 0;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    const bool matrix = layout.units[unit].rows != 0;
+    most = std::max(most, (matrix ? layout.units[unit].image : size) * state_size(unit));
+  }
+  return most;
+}
+
+std::uint64_t matrix_bytes(const Unit& unit) noexcept {
+  if (unit.rows == 0) return 0;
+  const std::uint64_t columns = unit.numel / unit.rows;
+  const std::uint64_t least = std::min(unit.rows, columns);
+  return (unit.image + 2 * unit.numel + 4 * least * least) * sizeof(float);
 }
 
 std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) const noexcept {
@@ -78,13 +99,15 @@ std::uint64_t Placement::device_homes() const noexcept {
 
 std::uint64_t Placement::sub_group_count(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(sub_group != 0 && unit < layout.units.size(), sub_group, unit);
-  return (layout.units[unit].share + sub_group - 1) / sub_group;
+  const std::uint64_t each = sub_group_of(unit);
+  return (layout.units[unit].share + each - 1) / each;
 }
 
 std::uint64_t Placement::sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept {
   const std::uint64_t share = layout.units[unit].share;
-  ARTESIAN_CHECK(index * sub_group < share, unit, index, share);
-  return std::min(sub_group, share - index * sub_group);
+  const std::uint64_t each = sub_group_of(unit);
+  ARTESIAN_CHECK(index * each < share, unit, index, share);
+  return std::min(each, share - index * each);
 }
 
 tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept {

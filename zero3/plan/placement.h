@@ -69,7 +69,9 @@ struct Placement {
   std::uint64_t device_gradient_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
-  ExchangeBuffers exchange;             // with the other ranks, on the CPU
+  // Host memory in which the largest matrix is updated as a whole, 0 without any: matrix_bytes().
+  std::uint64_t matrix_buffer_bytes = 0;
+  ExchangeBuffers exchange;  // with the other ranks, on the CPU
   // Host memory that nothing else takes, beside a separate device: what units that are updated
   // ahead of the norm were, until it is known (Note [Speculation] in units_under_backward.h).
   std::uint64_t old_state_bytes = 0;
@@ -90,6 +92,17 @@ struct Placement {
   /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
   /// A frozen unit is cut alike, for its checksums, and has no records.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
+  /// What the optimizer keeps of a unit's elements, and how many of these a sub-group has at most:
+  /// all of a matrix that is updated as a whole.
+  const Moments& moments_of(std::uint32_t unit) const noexcept {
+    return layout.units[unit].rows != 0 ? matrix_moments : moments;
+  }
+  std::uint64_t sub_group_of(std::uint32_t unit) const noexcept {
+    return layout.units[unit].rows != 0 ? layout.units[unit].image : sub_group;
+  }
+  /// The most elements of any sub-group, and bytes of any record, were others of `size` elements.
+  std::uint64_t sub_group_max(std::uint64_t size) const noexcept;
+  std::uint64_t record_bytes_max(std::uint64_t size) const noexcept;
   std::uint64_t sub_group_numel(std::uint32_t unit, std::uint64_t index) const noexcept;
   /// Elements of what a rank has of a unit's parameters: all of its image, or a share of it.
   std::uint64_t param_numel(const Unit& unit) const noexcept {
@@ -147,6 +160,9 @@ struct Placement {
   /// Returns where the optimizer state of a sub-group lives.
   tiering::Tier optimizer_home(std::uint32_t unit, std::uint64_t index) const noexcept;
 };
+
+/// The bytes that a matrix's update takes: itself and what its iteration works on, in fp32.
+std::uint64_t matrix_bytes(const Unit& unit) noexcept;
 
 /// The same plan with every unit's routes, by the homes that it has now.
 Placement with_routes(Placement plan);

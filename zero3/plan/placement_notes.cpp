@@ -166,9 +166,10 @@ Error host_error(const PlacementRequest& request, const Placement& plan, std::ui
       ErrorCode::Exhausted,
       fmt::format(
           "artesian.host_memory: got {}, allowed at least {} bytes ({}): {} bytes missing for what "
-          "offload to cpu keeps there{}; raise it, or offload_param / offload_optimizer to nvme",
+          "offload to cpu keeps there{}{}; raise it, or offload_param / offload_optimizer to nvme",
           format_size(request.host_bytes), minimum, format_size(minimum), missing,
-          nvme ? " and one stage's gradients" : " and the gradients"));
+          nvme ? " and one stage's gradients" : " and the gradients",
+          plan.matrix_buffer_bytes != 0 ? ", and for Muon's update of the largest matrix" : ""));
 }
 
 }  // namespace artesian::zero3

@@ -261,7 +261,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     std::uint64_t counted = 0;                 // sub-groups below are counted
     for (const auto parameter : parameters) {  // ascending, as they lie in the image
       const ParameterPlace& place = layout_.places[parameter];
-      const std::uint64_t size = placement_.sub_group;
+      const std::uint64_t size = placement_.sub_group_of(unit);
       const std::uint64_t begin = std::max(place.first / size, counted);
       const std::uint64_t end = (place.first + place.numel + size - 1) / size;
       if (begin >= end) continue;

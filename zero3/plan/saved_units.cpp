@@ -17,12 +17,12 @@ SavedUnits units_that_are(const Placement& placement, bool trainable, std::uint6
     }
     image.first = rank * unit.share;
     image.count = unit.share;
-    image.sub_group = placement.sub_group;
+    image.sub_group = placement.sub_group_of(index);
     image.form = !trainable                                       ? StateForm::Frozen
                  : placement.units[index].master == Master::Split ? StateForm::Split
                                                                   : StateForm::Whole;
     image.frozen_dtype = placement.param_dtype;
-    image.moments = placement.moments;
+    image.moments = placement.moments_of(index);
     image.moment_dtype = placement.moment_dtype;
     saved.image_of[index] = saved.images.size();
     saved.units.push_back(index);

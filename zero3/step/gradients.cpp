@@ -367,8 +367,8 @@ Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& piece
   std::vector<std::uint64_t> missing;
   for (const Piece& piece : pieces) {
     const std::uint64_t end = piece.first + piece.count;
-    for (std::uint64_t group = piece.first / plan.sub_group; group * plan.sub_group < end;
-         ++group) {
+    const std::uint64_t each = plan.sub_group_of(held.unit);
+    for (std::uint64_t group = piece.first / each; group * each < end; ++group) {
       ARTESIAN_CHECK(group < held.there.size(), held.unit, group);
       if (held.there[static_cast<std::size_t>(group)]) continue;
       held.there[static_cast<std::size_t>(group)] = true;
@@ -548,7 +548,7 @@ void Gradients::sum_held(const Held& held) noexcept {
   const Placement& plan = state_.placement();
   for (std::uint64_t group = 0; group < held.there.size(); ++group) {
     if (!held.there[static_cast<std::size_t>(group)]) continue;
-    const std::uint64_t first = group * plan.sub_group;
+    const std::uint64_t first = group * plan.sub_group_of(held.unit);
     const std::uint64_t count = plan.sub_group_numel(held.unit, group);
     sum_leaves(held.unit, held.data, first / norm_leaf, (first + count) / norm_leaf);
   }

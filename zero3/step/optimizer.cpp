@@ -93,16 +93,18 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<float> sq
 /// Weights of which no update has been made.
 class FirstState final : public StateSource {
  public:
-  explicit FirstState(WeightSource& weights) noexcept : weights_(weights) {}
+  FirstState(WeightSource& weights, float squares) noexcept
+      : weights_(weights), squares_(squares) {}
   Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                     std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept override {
     std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
-    std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
+    std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), squares_);
     return weights_.read(parameter, first, master);
   }
 
  private:
   WeightSource& weights_;
+  const float squares_;
 };
 
 }  // namespace
@@ -130,13 +132,13 @@ void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin, std::span
 }
 
 /// True if master weights are settled: Note [Without a bit] in kernels/split_master.h.
-bool Optimizer::settles() const noexcept {
+bool Optimizer::settles(std::uint32_t unit) const noexcept {
   const Placement& plan = state_.placement();
-  return plan.param_dtype == DType::BFloat16 && plan.moments.squares.empty();
+  return plan.param_dtype == DType::BFloat16 && plan.moments_of(unit).squares.empty();
 }
 
-void Optimizer::settle_ties(std::span<float> masters) const noexcept {
-  if (!settles()) return;
+void Optimizer::settle_ties(std::uint32_t unit, std::span<float> masters) const noexcept {
+  if (!settles(unit)) return;
   for (float& each : masters) each = kernels::settle_tie(each);
 }
 
@@ -173,7 +175,7 @@ Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, s
     ARTESIAN_TRY_VOID(source.read(parameter, inside.parameter_first, of(arrays[0]), of(arrays[1]),
                                   of(arrays[2])));
   }
-  if (kept != Master::None) settle_ties(master);
+  if (kept != Master::None) settle_ties(group.unit, master);
   if (kept == Master::Split) store_split(group, begin, moments.squares(), whole);
   moments.store();
   if (kept == Master::Own || kept == Master::None) {
@@ -260,7 +262,7 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
 }
 
 Result<void> Optimizer::initialize(WeightSource& weights, const Progress& progress) noexcept {
-  FirstState source(weights);
+  FirstState source(weights, options_.initial_squares);
   return initialize(source, progress);
 }
 
@@ -273,10 +275,23 @@ void Optimizer::restore_counts(std::vector<std::uint64_t> counts) noexcept {
 kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
                                          float* squares) const noexcept {
   const Placement& plan = state_.placement();
-  ARTESIAN_CHECK(begin < group.count, begin, group.count);
   ARTESIAN_CHECK(group.grad != nullptr, group.unit, group.index);
-  ARTESIAN_CHECK((average == nullptr) == plan.moments.average.empty(), group.unit);
-  ARTESIAN_CHECK((squares == nullptr) == plan.moments.squares.empty(), group.unit);
+  const Moments& moments = plan.moments_of(group.unit);
+  ARTESIAN_CHECK((average == nullptr) == moments.average.empty(), group.unit);
+  ARTESIAN_CHECK((squares == nullptr) == moments.squares.empty(), group.unit);
+  kernels::AdamArrays arrays = weights_of(group, begin);
+  arrays.exp_avg = average;
+  arrays.exp_avg_sq = squares;
+  arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
+  arrays.grad_dtype = plan.grad_dtype;
+  return arrays;
+}
+
+/// Those of them that are weights.
+kernels::AdamArrays Optimizer::weights_of(const SubGroup& group,
+                                          std::uint64_t begin) const noexcept {
+  const Placement& plan = state_.placement();
+  ARTESIAN_CHECK(begin < group.count, begin, group.count);
   kernels::AdamArrays arrays;
   const Master kept = plan.units[group.unit].master;
   if (kept == Master::Split) {
@@ -284,10 +299,6 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t be
   } else {
     arrays.param = group.master + begin;
   }
-  arrays.exp_avg = average;
-  arrays.exp_avg_sq = squares;
-  arrays.grad = group.grad + begin * dtype_size(plan.grad_dtype);
-  arrays.grad_dtype = plan.grad_dtype;
   if (kept != Master::Parameter) {
     arrays.param_out = group.param + begin * dtype_size(plan.param_dtype);
   }
@@ -303,7 +314,8 @@ void Optimizer::fix(std::uint32_t unit) {
     const ParameterPlace& place = state_.layout().places[parameter];
     std::optional<kernels::UpdateStep> step;
     if (updates(parameter)) {
-      step = make_update_step(constants_, place.group, counts_[parameter] + 1);
+      const bool matrix = state_.layout().units[unit].rows != 0;
+      step = make_update_step(constants_, place.group, counts_[parameter] + 1, matrix);
       if (lamb_.has_value()) step->constants.learning_rate *= lamb_->ratios[parameter];
     }
     ARTESIAN_CHECK(cuts.empty() || place.first > cuts.back().first, place.first);
@@ -332,6 +344,7 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
   if (speculative()) copy_old(group, begin, end, Copy::ToOld);
+  if (state_.layout().units[group.unit].rows != 0) return momentum_slice(group, begin, end);
   const FloatMoments moments(group, begin, end - begin);
   for (std::uint64_t from = begin; from < end;) {
     const Part part = part_at(group, from, end);
@@ -459,10 +472,17 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
 Result<void> Optimizer::begin_pass() noexcept {
   SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
   if (speculative()) options.units_saved = order().ahead().size();
-  return stream_.begin(order().pass(), options,
-                       {.slice = [this](const SubGroup& group, std::uint64_t begin,
-                                        std::uint64_t end) { update_slice(group, begin, end); },
-                        .after = [this](const SubGroup& group) { return after_update(group); }});
+  SubGroupStream::SlicedBody body{
+      .slice = [this](const SubGroup& group, std::uint64_t begin,
+                      std::uint64_t end) { update_slice(group, begin, end); },
+      .after = [this](const SubGroup& group) { return after_update(group); }};
+  if (state_.placement().matrix_buffer_bytes != 0) {
+    body.whole = [this](const SubGroup& group) { return orthogonalize(group); };
+    body.second = [this](const SubGroup& group, std::uint64_t begin, std::uint64_t end) {
+      step_slice(group, begin, end);
+    };
+  }
+  return stream_.begin(order().pass(), options, std::move(body));
 }
 
 /// Of every record with a shadow that begin_ahead's units have.
@@ -547,7 +567,7 @@ Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& vis
   comm::Group& group = *options_.group;
   const ParameterPlace& place = state_.layout().places[parameter];
   const Unit& unit = state_.layout().units[place.unit];
-  const Moments& moments = state_.placement().moments;
+  const Moments& moments = state_.placement().moments_of(place.unit);
   const std::array<bool, 3> there{true, unit.trainable && !moments.average.empty(),
                                   unit.trainable && !moments.squares.empty()};
   std::vector<float> values(there.size() * passed);  // a piece of each array
@@ -614,7 +634,7 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
           return {};
         }));
     total.update(parameters[parameter].name.data(), parameters[parameter].name.size() + 1);
-    const Moments& kept = state_.placement().moments;
+    const Moments& kept = state_.placement().moments_of(place.unit);
     const bool trainable = state_.layout().units[place.unit].trainable;
     const auto add = [&](const kernels::Digest& part) {
       const std::string hex = part.hex();
@@ -630,12 +650,13 @@ Result<std::string> Optimizer::digest(const std::vector<ParameterSpec>& paramete
 
 Result<void> Optimizer::check_kind(std::uint32_t parameter, StateKind kind) const {
   ARTESIAN_CHECK(parameter < state_.layout().places.size(), parameter);
-  const Unit& unit = state_.layout().units[state_.layout().places[parameter].unit];
+  const std::uint32_t number = state_.layout().places[parameter].unit;
+  const Unit& unit = state_.layout().units[number];
   if (kind == StateKind::Master) return {};
   if (!unit.trainable) {
     return make_error(ErrorCode::Invalid, unit.name + ": a frozen parameter has no moments");
   }
-  const Moments& kept = state_.placement().moments;
+  const Moments& kept = state_.placement().moments_of(number);
   if (!(kind == StateKind::ExpAvg ? kept.average : kept.squares).empty()) return {};
   return make_error(ErrorCode::Invalid, unit.name + ": the optimizer keeps no such moment, only " +
                                             std::string(kept.average) + std::string(kept.squares));
@@ -672,12 +693,12 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
     moments.store();
   } else if (split) {
     std::vector<float> masters(values.begin(), values.end());
-    settle_ties(masters);
+    settle_ties(group.unit, masters);
     store_split(group, first, moments.squares(), masters);
     moments.store();
   } else if (group.master != nullptr) {
     std::copy(values.begin(), values.end(), group.master + first);
-    settle_ties({group.master + first, values.size()});
+    settle_ties(group.unit, {group.master + first, values.size()});
   } else {
     static_cast<void>(kernels::narrow(values.data(),
                                       group.param + first * dtype_size(plan.param_dtype),

@@ -27,6 +27,7 @@
 #include "tiering/residency.h"
 #include "zero3/flow/update_flow.h"
 #include "zero3/step/leaf_sums.h"
+#include "zero3/step/matrix_update.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/state_source.h"
 #include "zero3/step/sub_group_stream.h"
@@ -43,7 +44,9 @@ struct OptimizerOptions {
   /// True if a parameter is updated in this step; true without. Asked once the gradients of its
   /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
   std::function<bool(std::uint32_t parameter)> updates{};
-  comm::Group* group = nullptr;  // of several ranks, whose shares these are; null with one
+  float initial_squares = 0.0f;   // of moments that have had no update
+  Orthogonalize orthogonalize{};  // of Muon's matrices; null where there are none
+  comm::Group* group = nullptr;   // of several ranks, whose shares these are; null with one
 };
 
 /// A value that the optimizer keeps of each element: ExpAvg is its average and ExpAvgSq its
@@ -61,7 +64,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   /// them before. Nothing is in flight afterwards, whatever came of it. Errors: the source's, Io,
   /// NoSpace, Timeout.
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
-  /// The same with moments of zero.
+  /// The same with averages of zero, and squares as the options have them.
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
   /// UpdateFlow::begin_ahead, with these constants.
   Result<void> begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
@@ -129,10 +132,11 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Result<void> for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept;
   Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
-  bool settles() const noexcept;
-  void settle_ties(std::span<float> masters) const noexcept;
+  bool settles(std::uint32_t unit) const noexcept;
+  void settle_ties(std::uint32_t unit, std::span<float> masters) const noexcept;
   void open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
                   std::span<float> master) noexcept;
+  kernels::AdamArrays weights_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
                                 float* squares) const noexcept;
   /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
@@ -148,6 +152,10 @@ class Optimizer : public UpdateFlow<Optimizer> {
     const std::optional<kernels::UpdateStep>& constants;
   };
   Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
+  float* matrix_of(const SubGroup& group) const noexcept;
+  void momentum_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
+  Result<void> orthogonalize(const SubGroup& group) noexcept;
+  void step_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void measure_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void update_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void replace(const SubGroup& group, std::uint64_t first, StateKind kind,

@@ -61,7 +61,8 @@ Result<void> check_group(const GroupOptions& group, const std::string& where,
 
 kernels::Rule rule_of(OptimizerType type) noexcept {
   switch (type) {
-    case OptimizerType::Adam: break;
+    case OptimizerType::Adam:
+    case OptimizerType::Muon: break;  // what is no matrix
     case OptimizerType::Sgd: return kernels::Rule::Sgd;
     case OptimizerType::Adagrad: return kernels::Rule::Adagrad;
     case OptimizerType::RmsProp: return kernels::Rule::RmsProp;
@@ -104,7 +105,8 @@ Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t co
     ARTESIAN_TRY_VOID(check_ranges(given, name_of(index)));
     for (const Range& range :
          {Range{"dampening", group.dampening, any}, Range{"lr_decay", group.lr_decay, any},
-          Range{"min_coeff", group.min_coeff, any}, Range{"max_coeff", group.max_coeff, any}}) {
+          Range{"min_coeff", group.min_coeff, any}, Range{"max_coeff", group.max_coeff, any},
+          Range{"muon_lr", group.matrix_lr, any}, Range{"momentum", group.momentum, 1.0}}) {
       ARTESIAN_TRY_VOID(check_range(range, name_of(index)));
     }
   }
@@ -118,6 +120,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
   constants.type = config.type;
   constants.mode = config.decoupled_decay ? kernels::AdamMode::AdamW : kernels::AdamMode::L2;
   constants.bias_correction = config.bias_correction;
+  constants.newton_schulz = config.newton_schulz;
   constants.grad_multiplier = grad_multiplier;
   const GroupStep common{.lr = lr,
                          .weight_decay = config.weight_decay,
@@ -128,13 +131,16 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                          .nesterov = config.nesterov,
                          .lr_decay = config.lr_decay,
                          .min_coeff = config.min_coeff,
-                         .max_coeff = config.max_coeff};
+                         .max_coeff = config.max_coeff,
+                         .matrix_lr = config.lr != 0.0 ? lr * (config.muon_lr / config.lr) : 0.0,
+                         .momentum = config.momentum};
   if (groups.empty()) constants.groups.push_back(common);
   for (const GroupOptions& group : groups) {
     const bool moved = group.lr.has_value() && *group.lr != config.lr;
     ARTESIAN_CHECK(!moved || config.lr != 0.0, *group.lr);  // check_groups() has seen to it
     GroupStep step = common;
     step.lr = moved ? lr * (*group.lr / config.lr) : lr;
+    if (moved) step.matrix_lr *= *group.lr / config.lr;
     step.weight_decay = group.weight_decay.value_or(config.weight_decay);
     step.beta1 = group.beta1.value_or(config.beta1);
     step.beta2 = group.beta2.value_or(config.beta2);
@@ -145,7 +151,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
 }
 
 kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32_t group,
-                                     std::uint64_t count) noexcept {
+                                     std::uint64_t count, bool matrix) noexcept {
   ARTESIAN_CHECK(group < constants.groups.size() && count != 0, group, count);
   const GroupStep& given = constants.groups[group];
   kernels::UpdateStep step{.rule = rule_of(constants.type)};
@@ -157,6 +163,12 @@ kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32
   common.epsilon = static_cast<float>(given.eps);
   common.weight_decay = static_cast<float>(given.weight_decay);
   common.grad_multiplier = static_cast<float>(constants.grad_multiplier);
+  if (matrix) {
+    step.rule = kernels::Rule::Muon;
+    step.nesterov = true;
+    common.learning_rate = static_cast<float>(given.matrix_lr);
+    common.beta1 = static_cast<float>(given.momentum);
+  }
   switch (step.rule) {
     case kernels::Rule::Adam:
       common = kernels::make_adam_step(common, count, constants.bias_correction);
@@ -180,7 +192,8 @@ kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32
       break;
     }
     case kernels::Rule::RmsProp:
-    case kernels::Rule::Lion: break;
+    case kernels::Rule::Lion:
+    case kernels::Rule::Muon: break;
   }
   return step;
 }

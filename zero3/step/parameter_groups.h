@@ -49,6 +49,8 @@ struct GroupStep {
   double lr_decay = 0.0;
   double min_coeff = 0.0;  // Lamb: bounds of the trust ratio
   double max_coeff = 0.0;
+  double matrix_lr = 0.0;  // Muon: of matrices, as is
+  double momentum = 0.0;
 
   bool operator==(const GroupStep&) const = default;
 };
@@ -64,6 +66,7 @@ struct StepConstants {
   OptimizerType type = OptimizerType::Adam;
   kernels::AdamMode mode = kernels::AdamMode::AdamW;
   bool bias_correction = true;
+  NewtonSchulz newton_schulz = NewtonSchulz::Gram;
   double grad_multiplier = 1.0;  // of every gradient, before anything else
 };
 
@@ -73,7 +76,8 @@ StepConstants make_step_constants(const OptimizerConfig& config,
                                   double grad_multiplier);
 
 /// Constants of the kernel for a parameter of this group that gets its `count`-th update, from 1.
+/// `matrix`: it is one, which Muon updates as a whole.
 kernels::UpdateStep make_update_step(const StepConstants& constants, std::uint32_t group,
-                                     std::uint64_t count) noexcept;
+                                     std::uint64_t count, bool matrix = false) noexcept;
 
 }  // namespace artesian::zero3

@@ -51,7 +51,7 @@ std::vector<ShardOptions> ModelState::list_shards(const SwapPaths& paths) {
       return ShardOptions{.name = described.name + kind,
                           .home = home,
                           .bytes = bytes,
-                          .block_bytes = plan.sub_group * dtype_size(dtype),
+                          .block_bytes = plan.sub_group_of(unit) * dtype_size(dtype),
                           .volume = paths.param_volume};
     };
     param_.push_back(
@@ -114,7 +114,8 @@ std::byte* ModelState::old_state(std::uint32_t unit, std::uint64_t sub_group) co
   if (found == old_state_.end()) return nullptr;
   const std::uint64_t param =
       placement_.update_reads_param(unit) ? dtype_size(placement_.param_dtype) : 0;
-  return found->second + sub_group * placement_.sub_group * (placement_.state_size(unit) + param);
+  return found->second +
+         sub_group * placement_.sub_group_of(unit) * (placement_.state_size(unit) + param);
 }
 
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
@@ -279,6 +280,10 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   if (placement_.exchange.bytes() != 0) {
     ARTESIAN_TRY(buffer, host_->lease(placement_.exchange.bytes()));
     exchange_buffer_ = std::move(buffer);
+  }
+  if (placement_.matrix_buffer_bytes != 0) {
+    ARTESIAN_TRY(buffer, host_->lease(placement_.matrix_buffer_bytes));
+    matrix_buffer_ = std::move(buffer);
   }
   if (placement_.old_state_bytes != 0) {
     ARTESIAN_TRY(buffer, host_->lease(placement_.old_state_bytes));

@@ -115,6 +115,10 @@ class ModelState {
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
   }
+  /// Buffer of the matrix that is updated as a whole; empty without any.
+  std::span<std::byte> matrix_buffer() const noexcept {
+    return {matrix_buffer_.data(), static_cast<std::size_t>(matrix_buffer_.size())};
+  }
   /// Buffers of placement().exchange; empty with one rank.
   std::span<std::byte> exchange_buffer() const noexcept {
     return {exchange_buffer_.data(), static_cast<std::size_t>(exchange_buffer_.size())};
@@ -166,6 +170,7 @@ class ModelState {
   BufferLease grad_buffer_;
   BufferLease old_state_buffer_;
   BufferLease exchange_buffer_;
+  BufferLease matrix_buffer_;
   bool stalled_ = false;  // close() ran into its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;

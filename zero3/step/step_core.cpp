@@ -73,6 +73,8 @@ Result<void> StepCore::build() {
   if (options_.unreached == Unreached::IsSkipped) {
     how.updates = [this](std::uint32_t parameter) { return gradients_->reached(parameter); };
   }
+  how.orthogonalize = options_.orthogonalize;
+  how.initial_squares = static_cast<float>(config_.optimizer.initial_squares);
   optimizer_ = std::make_unique<Optimizer>(*state_, *residency_, std::move(how));
   for (const StageSpec& stage : shape_.stages) {
     const bool trained = stage.lookup.has_value() && shape_.parameters[*stage.lookup].trainable;

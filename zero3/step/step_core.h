@@ -56,6 +56,7 @@ struct StepCoreOptions {
   BufferLender* lender = nullptr;     // of memory that activations have left; may be null
   std::uint64_t run_id = 0;           // 0: random
   comm::Group* group = nullptr;       // of several ranks that train together; null: one
+  Orthogonalize orthogonalize{};      // of Muon, from who has a matrix product
   Agreement::Facts facts{};           // of the driver, which all ranks must have alike
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's

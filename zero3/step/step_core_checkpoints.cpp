@@ -262,8 +262,10 @@ Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
                       "time; load again once it has answered");
   }
   const Rest rest = step_state_ == StepState::Ready ? Rest::Stays : Rest::IsMissing;
+  LoadRequest with_initial = request;
+  with_initial.initial_squares = static_cast<float>(config_.optimizer.initial_squares);
   auto opened =
-      CheckpointLoad::open(files(), request, shape_.parameters, config_.param_dtype, rest);
+      CheckpointLoad::open(files(), with_initial, shape_.parameters, config_.param_dtype, rest);
   ARTESIAN_TRY_VOID(agree_on(opened, "a checkpoint to go on from"));
   const auto load = std::move(opened).value();
   if (load->optimizer_states()) {

@@ -28,11 +28,12 @@ using tiering::StagingItem;
 // whole sub-group, so that offsets do not depend on the task. What a parameter was is where the
 // gradient would be, which is in memory then.
 std::uint64_t SubGroupStream::param_offset() const noexcept {
-  return state_.placement().sub_group * state_.placement().state_size_max();
+  return state_.placement().record_bytes_max(state_.placement().sub_group);
 }
 
 std::uint64_t SubGroupStream::grad_offset() const noexcept {
-  return param_offset() + state_.placement().sub_group * dtype_size(state_.placement().param_dtype);
+  const Placement& plan = state_.placement();
+  return param_offset() + plan.sub_group_max(plan.sub_group) * dtype_size(plan.param_dtype);
 }
 
 /// Between the shard's home and the host, which works on it.
@@ -55,10 +56,10 @@ SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   SubGroup group;
   group.unit = task.unit;
   group.index = task.index;
-  group.share_first = task.index * plan.sub_group;
+  group.share_first = task.index * plan.sub_group_of(task.unit);
   group.image_first = state_.share_begin(task.unit) + group.share_first;
   group.count = plan.sub_group_numel(task.unit, task.index);
-  ARTESIAN_CHECK(group.count != 0 && group.count <= plan.sub_group, group.count, plan.sub_group);
+  ARTESIAN_CHECK(group.count != 0 && group.count <= plan.sub_group_of(task.unit), group.count);
   const std::uint64_t image = plan.layout.units[task.unit].image;
   ARTESIAN_CHECK(group.image_first + group.count <= image, group.image_first, group.count, image);
   return group;
@@ -96,8 +97,8 @@ SubGroup SubGroupStream::locate(const Task& task, StagingItem* item) noexcept {
       half = reinterpret_cast<std::uint16_t*>(at);
     }
   };
-  next(plan.moments.average, group.exp_avg, group.half_avg);
-  next(plan.moments.squares, group.exp_avg_sq, group.half_avg_sq);
+  next(plan.moments_of(task.unit).average, group.exp_avg, group.half_avg);
+  next(plan.moments_of(task.unit).squares, group.exp_avg_sq, group.half_avg_sq);
   if (master == Master::Own) group.master = reinterpret_cast<float*>(rest);
   if (master == Master::Split) group.master_low = reinterpret_cast<std::uint16_t*>(rest);
   return group;
@@ -247,6 +248,7 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
   list_read(group, read);
   list_written(group, written);
   const bool sliced = body_.slice != nullptr;
+  const bool whole = body_.whole && state_.layout().units[group.unit].rows != 0;
   ARTESIAN_CHECK(group.saved == nullptr || group.param != nullptr, group.unit, group.index);
   if (sliced || !read.empty()) {
     const std::uint64_t size = dtype_size(state_.placement().param_dtype);
@@ -257,10 +259,17 @@ Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written
         std::memcpy(group.saved + begin * size, group.param + begin * size, (end - begin) * size);
       }
       body_.slice(group, begin, end);
-      written.add_to_seal(begin, end);
+      if (!whole) written.add_to_seal(begin, end);
     });
   }
   ARTESIAN_TRY_VOID(read.verify());
+  if (whole) {
+    ARTESIAN_TRY_VOID(body_.whole(group));
+    for_each_slice(group, [&](std::uint64_t begin, std::uint64_t end) {
+      body_.second(group, begin, end);
+      written.add_to_seal(begin, end);
+    });
+  }
   if (body_.after) ARTESIAN_TRY_VOID(body_.after(group));
   if (sliced || written.empty()) return {};
   for_each_slice(group,
@@ -288,9 +297,9 @@ Result<void> SubGroupStream::work(std::size_t place, const Task& task, StagingIt
   return options_.write_state ? write(group, *item) : Result<void>();
 }
 
-/// Without slices a sub-group is worked on as a whole.
+/// Without slices, or between two goes of them, a sub-group is worked on as a whole.
 std::size_t SubGroupStream::together_max() const noexcept {
-  return body_.slice != nullptr ? sub_groups_together_max : 1;
+  return body_.slice != nullptr && !body_.whole ? sub_groups_together_max : 1;
 }
 
 Result<void> SubGroupStream::work_together(std::size_t first,

@@ -84,6 +84,10 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   struct SlicedBody {
     /// Works on elements [begin, end), on the compute team.
     std::function<void(const SubGroup&, std::uint64_t begin, std::uint64_t end)> slice;
+    /// Of a unit that is one matrix (Unit::rows), besides, if there are these: `whole` once all
+    /// slices are done and what was read is known to be good, then `second` on each slice.
+    Body whole{};
+    std::function<void(const SubGroup&, std::uint64_t begin, std::uint64_t end)> second{};
     /// Once all slices are done and what was read is known to be good; it changes nothing that is
     /// written. Nothing of the sub-group is if it returns an error. May be null.
     Body after;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "zero3/torch/activation_memory.h"
 #include "zero3/torch/engine.h"
+#include "zero3/torch/newton_schulz.h"
 
 namespace artesian::zero3 {
 
@@ -29,6 +30,7 @@ Result<std::unique_ptr<StepCore>> make_core(ModelShape shape, const Config& conf
   options.compute_dtype = compute_dtype;
   options.budgets = budgets;
   options.device = device.backend;
+  options.orthogonalize = newton_schulz;
   options.lender = kept_activations();
   return StepCore::create(std::move(shape), config, options, executor);
 }

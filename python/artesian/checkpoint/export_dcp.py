@@ -3,8 +3,9 @@
     python -m artesian.checkpoint.export_dcp CHECKPOINT_DIR OUT
 
 Names are those of torch's get_state_dict: `model.NAME` and `optim.state.NAME.exp_avg`, so that
-dcp.load and set_state_dict take it for a model and its AdamW. Needs torch. What is exported lies in
-an unnamed file beside OUT meanwhile, 12 bytes a parameter: memory stays small.
+dcp.load and set_state_dict take it for a model and its optimizer of torch: AdamW, Adam, SGD,
+Adagrad or RMSprop. Moments of Lion, LAMB and Muon have their names. Needs torch. What is exported
+lies in an unnamed file beside OUT meanwhile, 12 bytes a parameter at most: memory stays small.
 Exit codes: 0 done; 2 what cannot be exported; 1 damage, or a fault of a disk.
 """
 
@@ -13,9 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from artesian.checkpoint.exports import Spool, buffers, check_adam, groups, step_of
+from artesian.checkpoint.exports import Spool, buffers, groups, moments_of, step_of
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused
+
+# Of torch.optim, by the names of manifests.
+KINDS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad",
+         "rmsprop": "RMSprop"}  # fmt: skip
 
 
 def _state_dict(checkpoint: Checkpoint, spool: Spool) -> dict[str, Any]:
@@ -32,20 +37,27 @@ def _state_dict(checkpoint: Checkpoint, spool: Spool) -> dict[str, Any]:
     state = {}
     for group in groups(checkpoint):
         for index, name in zip(group["parameters"], group["names"], strict=True):
-            state[name] = {
-                "step": torch.tensor(float(step_of(checkpoint, index, group))),
-                "exp_avg": spool.tensor(checkpoint, index, "exp_avg"),
-                "exp_avg_sq": spool.tensor(checkpoint, index, "exp_avg_sq"),
-            }
-    # All that a group of torch's AdamW has: loading asks for each of its keys.
-    defaults = torch.optim.AdamW([torch.zeros(1)]).state_dict()["param_groups"][0]
-    param_groups = [
-        defaults
-        | {key: group[key] for key in ("lr", "eps", "weight_decay")}
-        | {"betas": tuple(group["betas"]), "params": group["names"]}
-        for group in groups(checkpoint)
-    ]
+            moments = moments_of(checkpoint, index, group["optimizer"])
+            state[name] = {each: spool.tensor(checkpoint, index, each) for each in moments}
+            if group["optimizer"] != "sgd":  # torch's counts no steps
+                state[name]["step"] = torch.tensor(float(step_of(checkpoint, index, group)))
+    param_groups = [_settings(group) | {"params": group["names"]} for group in groups(checkpoint)]
     return {"model": model, "optim": {"state": state, "param_groups": param_groups}}
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """All that a group of torch's optimizer has: loading asks for each of its keys."""
+    import torch
+
+    average, squares = group["betas"]
+    saved = {key: group[key] for key in ("lr", "eps", "weight_decay")}
+    saved |= {"betas": (average, squares), "momentum": average, "alpha": squares}
+    kind = KINDS.get(group["optimizer"])
+    if kind is None:  # none of torch's
+        return {key: saved[key] for key in ("lr", "eps", "weight_decay", "betas")}
+    made = getattr(torch.optim, kind)([torch.zeros(1)], lr=1e-3)
+    defaults: dict[str, Any] = made.state_dict()["param_groups"][0]
+    return defaults | {key: value for key, value in saved.items() if key in defaults}
 
 
 def export_dcp(source: Path, out: Path, tag: str | None) -> str:
@@ -53,7 +65,6 @@ def export_dcp(source: Path, out: Path, tag: str | None) -> str:
     import torch.distributed.checkpoint as dcp
 
     checkpoint = Checkpoint(source, tag)
-    check_adam(checkpoint)
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out}: it is not empty")
     out.mkdir(parents=True, exist_ok=True)

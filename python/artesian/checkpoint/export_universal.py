@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from artesian.checkpoint.exports import (
-    ARRAYS,
     buffers,
-    check_adam,
     groups,
     in_memory,
+    moments_of,
     step_of,
 )
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused, shown
 
 DEEPSPEED_VERSION = "0.19.8"  # whose format it is
+NAMES = {"sum": "exp_avg_sq"}  # of its DeepSpeedCPUAdagrad
 
 
 def _step(step: int, torch_adam: bool) -> Any:
@@ -106,9 +106,10 @@ def _write_parameters(checkpoint: Checkpoint, zero: Path, torch_adam: bool) -> N
         for index, name in zip(group["parameters"], group["names"], strict=True):
             folder = zero / name
             folder.mkdir()
-            for array in ARRAYS:
+            for array in ("fp32", *moments_of(checkpoint, index, group["optimizer"])):
                 tensor = in_memory(checkpoint, index, array)
-                torch.save({"param": tensor, "cat_dim": 0}, folder / f"{array}.pt")
+                file = folder / f"{NAMES.get(array, array)}.pt"
+                torch.save({"param": tensor, "cat_dim": 0}, file)
             torch.save(_step(step_of(checkpoint, index, group), torch_adam), folder / "step.pt")
 
 
@@ -131,7 +132,6 @@ def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool)
     import torch
 
     checkpoint = Checkpoint(source, tag)
-    check_adam(checkpoint)
     _check(checkpoint)
     target = out / checkpoint.tag
     if target.exists():

@@ -12,13 +12,14 @@ from artesian.checkpoint.zero_to_fp32 import (
     Bytes,
     Checkpoint,
     Floats,
-    Refused,
-    shown,
     torch_tensor,
     widened,
 )
 
-ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")
+# Of what an optimizer keeps, by its names in torch.optim; those of DeepSpeed's Adagrad are others.
+ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")  # of Adam
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "square_avg")
+SIGNED = "_signed"  # behind the name where the sign is a bit of the weight
 
 
 def floats(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
@@ -30,8 +31,8 @@ def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int)
     """Elements of an array as fp32, whatever form it was saved in; zeros where there is none."""
     if array == "fp32":
         return checkpoint.master(index, first, count)
-    if array == "exp_avg_sq" and checkpoint.has(index, "exp_avg_sq_signed"):
-        return np.abs(floats(checkpoint, index, "exp_avg_sq_signed", first, count))
+    if checkpoint.has(index, array + SIGNED):
+        return np.abs(floats(checkpoint, index, array + SIGNED, first, count))
     if checkpoint.has(index, array):
         return floats(checkpoint, index, array, first, count)
     return np.zeros(count, np.float32)
@@ -94,14 +95,14 @@ def buffers(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def check_adam(checkpoint: Checkpoint) -> None:
-    """The formats that are exported to are read for Adam's moments."""
-    for group in checkpoint.manifest.raw["groups"]:
-        if group["parameters"] and group["optimizer"] not in ("adam", "adamw"):
-            raise Refused(
-                f"{checkpoint.path}: got the optimizer {shown(group['optimizer'])}, allowed adam "
-                "and adamw; zero_to_fp32.py writes the weights alone"
-            )
+def moments_of(checkpoint: Checkpoint, index: int, optimizer: str) -> tuple[str, ...]:
+    """The moments of a trained parameter. Without a sign of others they are Adam's, of zeros."""
+    there = tuple(
+        name
+        for name in MOMENTS
+        if checkpoint.has(index, name) or checkpoint.has(index, name + SIGNED)
+    )
+    return there or (ARRAYS[1:] if optimizer in ("adam", "adamw") else ())
 
 
 def groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:

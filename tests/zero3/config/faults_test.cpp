@@ -258,9 +258,9 @@ const Case single[] = {
      "optimizer.params.nesterov: got true, allowed with a momentum above 0 and no dampening; set "
      "momentum"},
     {R"({"optimizer": {"type": "AdmW"}})",
-     "optimizer.type: got \"AdmW\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, Lion or Lamb; did "
-     "you "
-     "mean \"AdamW\"?"},
+     "optimizer.type: got \"AdmW\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb or "
+     "Muon; did "
+     "you mean \"AdamW\"?"},
     {R"({"scheduler": {"type": "warmuplr"}})",
      "scheduler.type: got \"warmuplr\", allowed WarmupLR, WarmupDecayLR, WarmupCosineLR, "
      "LRRangeTest or OneCycle; did you "
@@ -362,12 +362,11 @@ const Case single[] = {
 const Case unsupported[] = {
     {R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})",
      "not supported yet: optimizer.params.eps_inside_sqrt: got true, allowed false"},
-    {R"({"optimizer": {"type": "Muon"}})",
-     "not supported yet: optimizer.type: got \"Muon\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, "
-     "Lion or Lamb"},
+    {R"({"optimizer": {"type": "Muon", "params": {"per_head_muon": true}}})",
+     "not supported yet: optimizer.params.per_head_muon: got true, allowed false"},
     {R"({"optimizer": {"type": "onebitadam", "params": {"freeze_step": 10}}})",
      "optimizer.type: got \"onebitadam\", allowed Adam, AdamW, SGD, Adagrad, RMSprop, "
-     "Lion or Lamb; " ARTESIAN_REMOVED},
+     "Lion, Lamb or Muon; " ARTESIAN_REMOVED},
     {R"({"optimizer": {"type": "RMSprop", "params": {"centered": true}}})",
      "not supported yet: optimizer.params.centered: got true, allowed false"},
     {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",

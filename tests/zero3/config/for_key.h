@@ -31,6 +31,9 @@ inline std::string optimizer_with(const std::string& path) {
   }
   if (path.ends_with(".alpha") || path.ends_with(".centered")) return "RMSprop";
   if (path.ends_with("_coeff") || path.ends_with(".eps_inside_sqrt")) return "Lamb";
+  for (const char* name : {"muon_lr", "adam_lr", "ns_method", "per_head_muon"}) {
+    if (path.ends_with(std::string(".") + name)) return "Muon";
+  }
   const bool adagrad = path.ends_with(".lr_decay") || path.ends_with("accumulator_value");
   return adagrad ? "Adagrad" : "Adam";
 }

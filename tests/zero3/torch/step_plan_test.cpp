@@ -221,17 +221,19 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
 
 // By what each keeps of an element: one moment or two, beside whole, split or no master weights.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithEveryOptimizer) {
-  constexpr std::array types{OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp,
-                             OptimizerType::Lion, OptimizerType::Lamb};
+  constexpr std::array types{OptimizerType::Sgd,  OptimizerType::Adagrad, OptimizerType::RmsProp,
+                             OptimizerType::Lion, OptimizerType::Lamb,    OptimizerType::Muon};
   for (std::uint64_t seed = 600; seed < 624; ++seed) {
     Choice run = random_choice(71, seed);
     run[OptimizerHome] = 2;
     share_under_backward = seed % 3 == 0 ? 1.0 : 0.0;
     SeparateDevice device(SeparateDevice::Order::Late, seed);
     const OptimizerType type = types[seed % types.size()];
-    separate_device = seed % 4 == 0 && type != OptimizerType::Lamb;  // which is refused there
+    const bool refused = type == OptimizerType::Lamb || type == OptimizerType::Muon;
+    separate_device = seed % 4 == 0 && !refused;
     Config config = steady(config_of(run));
     config.optimizer.type = type;
+    if (type == OptimizerType::Muon) *config.artesian.host_memory += 400'000;  // the largest matrix
     config.optimizer.beta1 = seed % 8 < 4 ? 0.9 : 0.0;
     config.gradient_clipping = 1e6;
     if (seed % 3 == 0 && !separate_device && config.param_dtype != DType::Float16) {

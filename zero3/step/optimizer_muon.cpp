@@ -1,0 +1,64 @@
+// Muon's update of a unit that is one matrix, in one sub-group: the momentum in slices, then the
+// whole matrix made orthogonal, then the step in slices. Between them the matrix is in
+// ModelState::matrix_buffer(). So placements have the same bits, and an update under backward is
+// rolled back as any other.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cast.h"
+#include "zero3/step/float_moments.h"
+#include "zero3/step/optimizer.h"
+
+namespace artesian::zero3 {
+
+/// The matrix, and what is behind it for the iteration.
+float* Optimizer::matrix_of(const SubGroup& group) const noexcept {
+  const std::uint64_t bytes = state_.layout().units[group.unit].image * sizeof(float);
+  ARTESIAN_CHECK(group.index == 0 && bytes <= state_.matrix_buffer().size(), group.unit, bytes);
+  return reinterpret_cast<float*>(state_.matrix_buffer().data());
+}
+
+/// Elements [begin, end): the momentum, and what it is together with the gradient.
+void Optimizer::momentum_slice(const SubGroup& group, std::uint64_t begin,
+                               std::uint64_t end) noexcept {
+  const Part part = part_at(group, begin, end);
+  ARTESIAN_CHECK(part.end == end && group.grad != nullptr, group.unit, begin, end);
+  if (!part.constants.has_value()) return;
+  const DType dtype = state_.placement().grad_dtype;
+  const FloatMoments moments(group, begin, end - begin);
+  kernels::muon_direction(group.grad + begin * dtype_size(dtype), dtype, end - begin,
+                          *part.constants, moments.average().data(), matrix_of(group) + begin);
+  moments.store();
+}
+
+Result<void> Optimizer::orthogonalize(const SubGroup& group) noexcept {
+  const Unit& unit = state_.layout().units[group.unit];
+  if (!part_at(group, 0, group.count).constants.has_value()) return {};
+  const auto bytes = static_cast<std::size_t>(unit.image * sizeof(float));
+  return options_.orthogonalize({.values = matrix_of(group),
+                                 .rows = unit.rows,
+                                 .columns = unit.numel / unit.rows,
+                                 .method = constants_.newton_schulz,
+                                 .workspace = state_.matrix_buffer().subspan(bytes)});
+}
+
+void Optimizer::step_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept {
+  const Placement& plan = state_.placement();
+  const Unit& unit = plan.layout.units[group.unit];
+  const Part part = part_at(group, begin, end);
+  if (part.constants.has_value()) {
+    kernels::UpdateStep step = *part.constants;
+    const auto rows = static_cast<double>(unit.rows);
+    const auto columns = static_cast<double>(unit.numel / unit.rows);
+    step.constants.grad_multiplier = static_cast<float>(std::sqrt(std::max(1.0, rows / columns)));
+    auto arrays = weights_of(group, begin);
+    arrays.grad = matrix_of(group) + begin;  // padding is zero, as it was
+    arrays.grad_dtype = DType::Float32;
+    kernels::update(arrays, end - begin, step);
+  } else {
+    keep_param(group, begin, end);
+  }
+  refresh_slice(group, begin, end);
+}
+
+}  // namespace artesian::zero3
