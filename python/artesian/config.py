@@ -134,9 +134,11 @@ def read_config(
     *,
     hidden_size: int | None = None,
     note_unknown_keys: bool = False,
+    ranks: int = 1,
 ) -> _C.Config:
     """The engine's configuration. What the config does not say of batches, or calls "auto", is one:
-    the loop decides. `note_unknown_keys`: they are in the notes, and no error."""
+    the loop decides. `note_unknown_keys`: they are in the notes, and no error. `ranks`: that share
+    a batch."""
     values = whole_numbers(expand_dotted(values))
     section = values.get("artesian")
     if isinstance(section, dict):  # devices.py reads the device
@@ -153,6 +155,7 @@ def read_config(
         accumulation=accumulation,
         hidden_size=hidden_size,
         note_unknown_keys=note_unknown_keys,
+        ranks=ranks,
     )
 
 

@@ -29,6 +29,7 @@ from artesian.config import (
 from artesian.devices import check_inputs, choose_device, move_model
 from artesian.dispatched import take_hooks_off
 from artesian.errors import Error, InvalidError, UnsupportedError
+from artesian.freezing import freeze, leave_out, thaw
 from artesian.hooks import Hooks, Removable
 from artesian.masters import SavedMasters
 from artesian.members import Members
@@ -45,7 +46,7 @@ from artesian.optim import (
     refuse_training,
     section_of,
 )
-from artesian.ranks import check_one_process
+from artesian.ranks import ranks_of
 from artesian.saving import load, save
 from artesian.schedulers import schedule_of, take_rates
 from artesian.state import (
@@ -148,11 +149,13 @@ class Engine(Members):
         manner: Manner = Manner.NATIVE,
         adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
         device: torch.device | None = None,
+        group: Any = None,
     ) -> None:
         super().__init__()
         self._adam = adam
         self._device = device or torch.device("cpu")
         self.manner = manner
+        self.ranks = ranks_of(group)
         plan = make_plan(model)
         check_model(model, plan)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
@@ -174,8 +177,9 @@ class Engine(Members):
             matrices=[numbers[n] for n in matrices_of(self.optimizer, plan.parameters, tables)],
             others=other_tensors(model, plan),
             device=str(self._device),
-            engines=1 + sum(not engine.is_closed for engine in list(LIVE)),
+            engines=self._engines_here(),
             constants=_constants_of(weakref.ref(self.optimizer)),
+            group=self.ranks.group,
         )
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
         self._managed = list(plan.parameters.values())
@@ -186,7 +190,7 @@ class Engine(Members):
         self.resident = self._core.resident
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)
-        self.monitor = Trackers(expand_dotted(self.config))
+        self.monitor = Trackers(expand_dotted(self.config) if self.ranks.first else {})
         self._hooks.handles.append(self.monitor)
         # Also when the engine is collected, and at the interpreter's end.
         self._process = os.getpid()
@@ -223,6 +227,7 @@ class Engine(Members):
             path,
             hidden_size=hidden_size,
             note_unknown_keys=self.manner is Manner.DEEPSPEED,
+            ranks=self.ranks.world_size,
         )
         self.param_dtype = torch_dtype(self.config_values.param_dtype)
         self._tell_notes()
@@ -230,7 +235,14 @@ class Engine(Members):
     def _folders_of(self) -> set[str]:
         return set() if self.is_closed else self._folders
 
+    def _engines_here(self) -> int:
+        """How many share this machine's memory, with this one."""
+        live = 1 + sum(not engine.is_closed for engine in list(LIVE))
+        return live * self.ranks.local_world_size
+
     def _tell_notes(self) -> None:
+        if not self.ranks.first:
+            return
         for note in self.config_values.notes:
             ignored = ": ignored; unknown key" in note
             logging.getLogger("artesian").log(logging.WARNING if ignored else logging.INFO, note)
@@ -283,6 +295,7 @@ class Engine(Members):
         if self.evaluates:
             raise refuse_training("backward(loss)")
         if loss.numel() != 1 or not loss.requires_grad:
+            self._give_up()
             raise InvalidError(
                 f"backward(loss): got a tensor of shape {tuple(loss.shape)} with requires_grad="
                 f"{loss.requires_grad}, allowed one number that depends on parameters"
@@ -291,7 +304,8 @@ class Engine(Members):
         # A caller who divides by the accumulation steps gives a part of the loss that is reported.
         parts = self._accumulation_steps // steps
         self._core.begin_backward(loss.detach().item() * parts)
-        scale = torch.full_like(loss, self._core.loss_scale / steps)
+        weight = steps * self.ranks.world_size  # the mean over all ranks' micro-batches
+        scale = torch.full_like(loss, self._core.loss_scale / weight)
         try:
             torch.autograd.backward(loss, scale, retain_graph=retain_graph)
         except BaseException:
@@ -299,6 +313,12 @@ class Engine(Members):
             raise
         self._core.backward_ended(False)
         return loss
+
+    def _give_up(self) -> None:
+        """This micro-batch, of which other ranks must hear when they are done with theirs."""
+        if self.ranks.group is not None:
+            self._core.begin_backward(0.0)
+            self._core.backward_ended(True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss as a bare backward() needs it."""
@@ -380,7 +400,7 @@ class Engine(Members):
         return self.global_steps * self.train_batch_size()
 
     def train_batch_size(self) -> int:
-        return self._micro_batch_size * self._accumulation_steps
+        return self._micro_batch_size * self._accumulation_steps * self.ranks.world_size
 
     def train_micro_batch_size_per_gpu(self) -> int:
         return self._micro_batch_size
@@ -517,13 +537,16 @@ class Engine(Members):
     ) -> bool:
         """Saves consolidated_state_dict() by torch.save."""
         folder = Path(save_dir)
+        state = self.consolidated_state_dict(exclude_frozen_parameters)
+        if not self.ranks.first:
+            return True
         folder.mkdir(parents=True, exist_ok=True)
         if others := other_weights(folder, {save_filename}):
             logging.getLogger("artesian").warning(
                 "save_16bit_model: %s has %s, too, which loaders may take in place of %s",
                 folder, ", ".join(others), save_filename,
             )  # fmt: skip
-        torch.save(self.consolidated_state_dict(exclude_frozen_parameters), folder / save_filename)
+        torch.save(state, folder / save_filename)
         return True
 
     def save_checkpoint(
@@ -645,15 +668,19 @@ def initialize(
     config: ConfigLike | None = None,
     config_params: ConfigLike | None = None,
     device: torch.device | str | None = None,
+    process_group: Any = None,
 ) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
     """Takes a model over, and returns engine, optimizer, data loader and scheduler.
 
     The model's parameters must be on the CPU, or on the engine's device; from here on the engine
-    has them, there. Without
-    an optimizer the config's section says which it is; model_parameters are its parameters or
-    groups, all that are trainable unless given. `device`: "cpu", or an accelerator of PyTorch's
-    that Python trains on; None is the config's artesian.device, or else that accelerator where the
-    machine has one, or else the CPU.
+    has them, there. Without an optimizer the config's section says which it is; model_parameters
+    are its parameters or groups, all that are trainable unless given. `device`: "cpu", or an
+    accelerator of PyTorch's that Python trains on; None is the config's artesian.device, or else
+    that accelerator where the machine has one, or else the CPU.
+
+    Where a launcher has started several processes, or PyTorch's default process group has several
+    ranks, they train one model together, each with batches of its own, from rank 0's values on;
+    `process_group`: those of another group.
     """
     return begin(
         args=args,
@@ -665,6 +692,7 @@ def initialize(
         config=config if config is not None else config_params,
         manner=Manner.NATIVE,
         device=device,
+        group=process_group,
     )
 
 
@@ -693,47 +721,6 @@ def asks_to_evaluate(
     )
 
 
-def freeze(model: nn.Module) -> list[nn.Parameter]:
-    """Returns those that were not frozen before."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    return trainable
-
-
-def leave_out(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
-) -> list[nn.Parameter]:
-    """Freezes, and returns, the trainable parameters that no group has: as with DeepSpeed they are
-    not trained, which one line says."""
-    groups: Any = model_parameters if optimizer is None else optimizer.param_groups
-    if groups is None:
-        return []
-    chosen = {
-        id(parameter)
-        for group in groups
-        for parameter in (group["params"] if isinstance(group, dict) else [group])
-    }
-    left = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    left = {name: p for name, p in left.items() if id(p) not in chosen}
-    if not chosen or not left:
-        return []
-    logging.getLogger("artesian").warning(
-        "initialize(): %d parameters are in no group of the optimizer, and are not trained: %s",
-        len(left),
-        ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else ""),
-    )
-    for parameter in left.values():
-        parameter.requires_grad_(False)
-    return list(left.values())
-
-
-def thaw(parameters: list[nn.Parameter]) -> None:
-    """Undoes freeze()."""
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-
-
 def begin(
     *,
     args: Any,
@@ -747,9 +734,10 @@ def begin(
     collate_fn: Callable[..., Any] | None = None,
     device: torch.device | str | None = None,
     adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
+    group: Any = None,
 ) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
-    """initialize(), in either manner. `adam`: the class of a config's Adam."""
-    check_one_process()
+    """initialize(), in either manner. `adam`: the class of a config's Adam. `group`: of PyTorch's,
+    whose ranks train the model together; None: all that there are."""
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")
     chosen = config if config is not None else getattr(args, "deepspeed_config", None)
@@ -771,7 +759,9 @@ def begin(
     if manner is Manner.DEEPSPEED:
         frozen += leave_out(model, optimizer, model_parameters)
     try:
-        engine = Engine(model, chosen, optimizer, model_parameters, manner, adam, chosen_device)
+        engine = Engine(
+            model, chosen, optimizer, model_parameters, manner, adam, chosen_device, group
+        )
     except BaseException:
         thaw(frozen)
         raise

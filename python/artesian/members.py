@@ -19,6 +19,7 @@ from artesian.units import find_blocks
 if TYPE_CHECKING:
     from artesian.native import _C
     from artesian.optim import TieredOptimizer
+    from artesian.ranks import Ranks
 
 
 def call_with(model: Callable[..., Any], batch: Any) -> Any:
@@ -41,7 +42,7 @@ def loss_of(model: Callable[..., Any], batch: Any) -> torch.Tensor:
 
 
 class Members(nn.Module):
-    """Of an engine; one process, whose rank is 0."""
+    """Of an engine."""
 
     if TYPE_CHECKING:  # the engine has what is used here
         config: dict[str, Any]
@@ -49,16 +50,13 @@ class Members(nn.Module):
         module: nn.Module
         optimizer: TieredOptimizer
         param_dtype: torch.dtype
+        ranks: Ranks
         _accumulation_steps: int
         _micro_batch_size: int
         _stepped: bool
 
         def __getattr__(self, name: str) -> Any: ...
 
-    global_rank = 0
-    local_rank = 0
-    world_size = 1
-    dp_world_size = 1
     mp_world_size = 1
     mpu: Any = None
     training_dataloader: Any = None
@@ -66,6 +64,24 @@ class Members(nn.Module):
     collate_fn: Callable[..., Any] | None = None
     is_compiled = False
     _states_told = False
+
+    # Ranks
+
+    @property
+    def global_rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.ranks.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def dp_world_size(self) -> int:
+        return self.ranks.world_size
 
     # Compiling
 
@@ -174,11 +190,11 @@ class Members(nn.Module):
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """By more or fewer micro-batches of the same size, from the next accumulation on."""
-        micro = self.train_micro_batch_size_per_gpu()
+        micro = self.train_micro_batch_size_per_gpu() * self.world_size
         if train_batch_size <= 0 or train_batch_size % micro:
             raise InvalidError(
                 f"set_train_batch_size: got {train_batch_size}, allowed a multiple of the "
-                f"micro-batch size, {micro}"
+                f"micro-batch size of all ranks, {micro}"
             )
         self._accumulation_steps = train_batch_size // micro
 
@@ -200,8 +216,16 @@ class Members(nn.Module):
         collate_fn: Callable[..., Any] | None = None,
         num_local_io_workers: int | None = None,
     ) -> torch.utils.data.DataLoader[Any]:
-        """A loader of micro-batches: shuffled for training, in order for evaluation."""
+        """A loader of micro-batches: shuffled for training, in order for evaluation. With several
+        ranks each has its part of the dataset, as DistributedSampler cuts it."""
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+        if self.world_size > 1 and data_sampler is None and not iterable:
+            data_sampler = torch.utils.data.DistributedSampler(
+                dataset,
+                num_replicas=self.world_size,
+                rank=self.global_rank,
+                shuffle=route == "train",
+            )
         return torch.utils.data.DataLoader(
             dataset,
             batch_size=batch_size or self.train_micro_batch_size_per_gpu(),

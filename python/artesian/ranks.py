@@ -1,21 +1,129 @@
-"""Several processes that train together: not supported yet, and refused before anything is made."""
+"""The processes that train one model together: PyTorch's process group says which there are, and
+moves what goes between them."""
 
 from __future__ import annotations
 
-import torch.distributed
+import dataclasses
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from artesian.errors import UnsupportedError
 from artesian.native import _C
 
+DEADLINE_S = 1800.0  # PyTorch's own for Gloo
 
-def check_one_process(world_size: int = 1) -> None:
-    """Refuses a process that a launcher has started as one of several, or that is in a process
-    group of several. `world_size`: what a caller says itself."""
-    _C.check_one_process()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        world_size = max(world_size, torch.distributed.get_world_size())
-    if world_size > 1:
-        raise UnsupportedError(
-            f"torch.distributed: got a group of {world_size} processes, allowed 1: training with "
-            "several ranks from Python is not supported yet; start one process"
-        )
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """Of an engine. `group`: the engine's own, since what it sends must not meet what others send;
+    None with one rank."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: _C.Group | None = None
+
+    @property
+    def first(self) -> bool:
+        """True for the one that writes files and speaks for all."""
+        return self.rank == 0
+
+
+def is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def join(timeout: Any = None) -> None:
+    """Makes the process group that the launcher's environment asks for, unless there is one. With
+    one process there is none."""
+    rank, ranks, local_rank, local_ranks, address, port = _C.this_launch()
+    if ranks == 1 or is_initialized():
+        return
+    # mpirun and srun have names of their own for them.
+    for name, value in {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_ranks,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }.items():
+        os.environ.setdefault(name, str(value))
+    dist.init_process_group("gloo", timeout=timeout)
+
+
+def ranks_of(group: Any = None) -> Ranks:
+    """Of an engine that is made now, by all ranks of the group alike; `group`: PyTorch's, the
+    default one unless given."""
+    join()
+    if not is_initialized():
+        return Ranks()
+    members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    if len(members) == 1:
+        return Ranks()
+    own = dist.new_group(
+        members, backend="gloo", use_local_synchronization=len(members) < dist.get_world_size()
+    )
+    local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
+    return Ranks(
+        rank=dist.get_rank(group),
+        world_size=len(members),
+        local_rank=local_rank,
+        local_world_size=local_ranks,
+        group=_C.Group(
+            own,
+            local_rank=local_rank,
+            local_ranks=local_ranks,
+            deadline_seconds=deadline_of(group),
+        ),
+    )
+
+
+def deadline_of(group: Any) -> float:
+    """Seconds in which a rank must come to what the others wait in: the group's timeout."""
+    chosen: Any = group if group is not None else dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        try:
+            backend = chosen._get_backend(torch.device(device))
+            return float(backend.options._timeout.total_seconds())
+        except (AttributeError, RuntimeError):  # it has none for the device, or does not say
+            continue
+    return DEADLINE_S
+
+
+def data_parallel_group(mpu: Any, mesh: Any) -> Any:
+    """The group of the ranks that have the same part of the model, as a model parallel unit, a
+    DeviceMesh or DeepSpeed's pair (data parallel, sequence parallel) says. That part must be the
+    whole of it, since the norm of a part alone would be wrong. None: all ranks."""
+    if mpu is not None:
+        group = getattr(mpu, "get_data_parallel_group", None)
+        if group is None:
+            raise UnsupportedError("mpu: got an object without get_data_parallel_group()")
+        for call in ("get_model_parallel_world_size", "get_tensor_model_parallel_world_size"):
+            size = getattr(mpu, call, lambda: 1)()
+            if size > 1:
+                raise UnsupportedError(
+                    f"mpu: {call}() is {size}, allowed 1: model parallelism is not supported"
+                )
+        return group()
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None:
+        others = list(mesh)[1:] if isinstance(mesh, list | tuple) else [mesh]
+        if any(size != 1 for size in others):
+            raise UnsupportedError(
+                f"mesh: got {mesh}, allowed (ranks, 1): sequence parallelism is not supported"
+            )
+        return None
+    data = [name for name in names if name in ("data_parallel", "dp")]
+    for name in set(names) - set(data[:1] or names[:1]):
+        if mesh[name].size() > 1:
+            raise UnsupportedError(
+                f"mesh: its dimension {name!r} has {mesh[name].size()} ranks, allowed 1: beside "
+                "data_parallel there is no other parallelism"
+            )
+    return mesh[(data or names)[0]].get_group()

@@ -116,6 +116,7 @@ def save(
     ours = {
         "global_steps": engine.global_steps,
         "micro_steps": engine.micro_steps,
+        "world_size": engine.world_size,
         "skipped_steps": engine.skipped_steps,
         "groups": [
             {key: value for key, value in group.items() if key != "params"}
@@ -130,7 +131,8 @@ def save(
         (name, buffer.detach().cpu().contiguous())
         for name, buffer in persistent_buffers(engine.module)
     ]
-    os.makedirs(folder, exist_ok=True)
+    if engine.ranks.first:
+        os.makedirs(folder, exist_ok=True)
     return engine._core.save_checkpoint(
         folder,
         tag=tag or "",
@@ -177,6 +179,8 @@ def restore_training(engine: Engine, loaded: dict[str, Any], with_scheduler: boo
         return
     ours = unpack(data)
     engine.micro_steps = ours["micro_steps"]
+    if ours.get("world_size", 1) != engine.world_size:  # a rank has another part of a step
+        engine.micro_steps = loaded["step"] * engine.gradient_accumulation_steps()
     engine.skipped_steps = ours["skipped_steps"]
     groups = engine.optimizer.param_groups
     if len(ours["groups"]) != len(groups):

@@ -104,8 +104,15 @@ def consolidated_state_dict(
     """The model's state_dict(), with parameters in the dtype in which they are stored. If the
     engine has a folder on NVMe, larger parameters are mapped files there, so that a model can be
     saved that memory cannot hold; a file is gone when its tensor is. Tied parameters are one
-    tensor."""
+    tensor. With several ranks all call it, and rank 0 has it; the others have {}."""
     tensors: dict[int, torch.Tensor] = {}
+    if not engine.ranks.first:
+        for parameter in dict.fromkeys(p for _, p in engine.module.named_parameters()):
+            if engine.manages(parameter) and (
+                parameter.requires_grad or not exclude_frozen_parameters
+            ):
+                engine._read_master(engine._number(parameter), None)
+        return {}
 
     def read(parameter: torch.nn.Parameter) -> torch.Tensor:
         if not engine.manages(parameter):

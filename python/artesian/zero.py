@@ -142,13 +142,23 @@ class Lent:
     checksum: int
 
 
+@dataclasses.dataclass
+class Returned:
+    """A parameter that was lent, with the values that it had at the end."""
+
+    parameter: nn.Parameter
+    values: torch.Tensor
+    changed: bool
+
+
 class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
     Inside of a module's call they are gathered for that module, until its end, and cannot be
     changed. What the engine does not have, or has resident, is left alone. With a `modifier_rank`,
     what is changed inside is written back at the end, unless an exception ends it: elements that
     are as they were keep their master weights, and a swap that is undone before the next step
-    restores them. Without one, changes are dropped, with one warning."""
+    restores them. Without one, changes are dropped, with one warning. With several ranks, which
+    enter and leave it together, the modifier's changes count."""
 
     def __init__(
         self,
@@ -160,7 +170,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         given: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
         # Each once, and not those that a context around this one has gathered.
         self.parameters = {id(p): p for p in given if enabled and is_released(p)}
-        self.writes = modifier_rank is not None
+        self.modifier = modifier_rank
         self.lent: list[Lent] = []
 
     def __enter__(self) -> None:
@@ -187,13 +197,13 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         parameter._artesian_lent = True  # type: ignore[attr-defined]
         parameter.data = values
 
-    def _take_back(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """Returns those that have changed, with their values."""
-        changed = []
+    def _take_back(self) -> list[Returned]:
+        returned = []
         for lent in reversed(self.lent):
             parameter = lent.parameter
-            if parameter._version != lent.version or checksum(parameter.data) != lent.checksum:
-                changed.append((parameter, parameter.data))
+            changed = parameter._version != lent.version
+            changed = changed or checksum(parameter.data) != lent.checksum
+            returned.append(Returned(parameter, parameter.data, changed))
             parameter.data = lent.released
             # The engine has not changed it, and takes whoever else does for a mistake.
             torch._C._autograd._unsafe_set_version_counter((parameter,), (lent.version,))
@@ -202,16 +212,35 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             if engine is not None and not engine.is_closed:
                 engine._core.lend(engine._number(parameter), False)
         self.lent.clear()
-        return changed
+        return returned
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        changed = self._take_back()
-        if not changed or error is not None:
+        returned = self._take_back()
+        if error is not None:
             return
-        if not self.writes:
+        if self.modifier is not None:
+            for each in returned:
+                take_from(self.modifier, each)
+        changed = [(each.parameter, each.values) for each in returned if each.changed]
+        if not changed:
+            return
+        if self.modifier is None:
             tell_dropped_once()
             return
         write_back(changed)
+
+
+def take_from(rank: int, returned: Returned) -> None:
+    """What a rank has made of a parameter, all ranks have."""
+    engine = engine_of(returned.parameter)
+    if engine is None or engine.ranks.group is None:
+        return
+    changed = torch.tensor([returned.changed])
+    engine._core.broadcast(changed, rank)
+    returned.changed = bool(changed)
+    if returned.changed:
+        returned.values = returned.values.detach().contiguous()
+        engine._core.broadcast(returned.values, rank)
 
 
 @functools.cache

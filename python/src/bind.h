@@ -7,5 +7,6 @@ namespace artesian::python {
 
 void bind_config(py::module_& module);
 void bind_engine(py::module_& module);
+void bind_group(py::module_& module);
 
 }  // namespace artesian::python

@@ -17,13 +17,15 @@ using zero3::SchedulerConfig;
 
 Config parse(const std::string& text, const std::string& path,
              std::optional<std::uint64_t> micro_batch, std::optional<std::uint64_t> accumulation,
-             std::optional<std::uint64_t> hidden_size, bool note_unknown_keys) {
+             std::optional<std::uint64_t> hidden_size, bool note_unknown_keys,
+             std::uint64_t ranks) {
   zero3::ConfigArguments arguments;
   if (note_unknown_keys) arguments.unknown_keys = zero3::UnknownKeys::AreNoted;
   arguments.micro_batch_size = micro_batch;
   arguments.accumulation_steps = accumulation;
   arguments.hidden_size = hidden_size;
   arguments.steps_later = true;
+  arguments.world_size = ranks;
   return value_or_raise(zero3::parse_config(text, path, arguments));
 }
 
@@ -140,7 +142,7 @@ void bind_config(py::module_& module) {
           py::arg("updates"), py::kw_only(), py::arg("low"), py::arg("high"));
   module.def("parse_config", &parse, py::arg("text"), py::arg("path"), py::kw_only(),
              py::arg("micro_batch"), py::arg("accumulation"), py::arg("hidden_size"),
-             py::arg("note_unknown_keys"));
+             py::arg("note_unknown_keys"), py::arg("ranks"));
   module.def("read_json", &read_json, py::arg("text"), py::arg("path"));
 }
 

@@ -85,7 +85,8 @@ zero3::UnitUses::Constants asking(py::function ask) {
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
               const Numbers& tables, const Numbers& matrices, const NamedTensors& others,
-              std::uint64_t engines, const std::string& device, py::function constants) {
+              std::uint64_t engines, const std::string& device, py::function constants,
+              std::shared_ptr<comm::Group> ranks) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -98,6 +99,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
       .groups = std::vector<zero3::GroupOptions>(group_count),
       .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros,
       .engines = engines,
+      .group = std::move(ranks),
       .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
   for (const std::uint32_t matrix : matrices) shape.parameters.at(matrix).matrix = true;
@@ -328,7 +330,7 @@ void bind_engine(py::module_& module) {
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
            py::arg("tables"), py::arg("matrices"), py::arg("others"), py::arg("engines"),
-           py::arg("device"), py::arg("constants"))
+           py::arg("device"), py::arg("constants"), py::arg("group"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));
@@ -347,6 +349,12 @@ void bind_engine(py::module_& module) {
            py::arg("becomes_latest"))
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
            py::arg("strict"), py::arg("optimizer_states"))
+      .def(
+          "broadcast",
+          [](HookedEngine& engine, const at::Tensor& tensor, std::uint32_t root) {
+            without_gil([&] { return engine.broadcast(tensor, root); });
+          },
+          py::arg("tensor"), py::arg("root"))
       .def("digest",
            [](HookedEngine& engine) { return without_gil([&] { return engine.digest(); }); })
       .def_property_readonly("device", [](HookedEngine& engine) { return engine.device().str(); })

@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/launcher.h"
 #include "base/log.h"
 #include "python/src/bind.h"
 #include "python/src/errors.h"
@@ -63,8 +62,6 @@ class ThreadLocal {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Artesian's engine; use the package artesian.";
   module.def("set_log", &artesian::python::set_log, py::arg("target"));
-  module.def("check_one_process",
-             [] { artesian::python::value_or_raise(artesian::check_one_process()); });
   namespace py = pybind11;
   using artesian::python::ThreadLocal;
   py::class_<ThreadLocal>(module, "ThreadLocal")
@@ -72,5 +69,6 @@ PYBIND11_MODULE(_C, module) {
       .def("get", &ThreadLocal::get)
       .def("set", &ThreadLocal::set, py::arg("value"));
   artesian::python::bind_config(module);
+  artesian::python::bind_group(module);
   artesian::python::bind_engine(module);
 }

@@ -197,7 +197,9 @@ void CheckpointSaver::leave() noexcept {
 
 void CheckpointSaver::add_durable(SavedDataFile file) {
   ARTESIAN_CHECK(save_ != nullptr && options_.rank == 0, file.name);
-  save_->files.push_back({.record = std::move(file), .layout = nullptr, .snapshot = nullptr});
+  ARTESIAN_CHECK(file.rank <= save_->files.size(), file.rank, save_->files.size());
+  const auto place = save_->files.begin() + static_cast<std::ptrdiff_t>(file.rank);
+  save_->files.insert(place, {.record = std::move(file), .layout = nullptr, .snapshot = nullptr});
 }
 
 void CheckpointSaver::commit(CheckpointManifest manifest,

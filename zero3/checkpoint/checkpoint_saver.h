@@ -103,7 +103,7 @@ class CheckpointSaver {
   Result<SavedDataFile> make_durable(Deadline deadline) noexcept;
   /// Of another rank than 0, in place of abandon: what it has written is rank 0's to remove.
   void leave() noexcept;
-  /// The file of another rank, which is durable, behind those that were added.
+  /// The file of another rank, which is durable: behind those of the ranks before it.
   void add_durable(SavedDataFile file);
   /// Starts to remove what was written. `cause`: what finish is to say.
   void abandon(Error cause) noexcept;

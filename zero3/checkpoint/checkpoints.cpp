@@ -50,16 +50,15 @@ Checkpoints::~Checkpoints() {
 }
 
 std::uint64_t Checkpoints::data_bytes() const noexcept {
-  return ranks() * (checkpoint_data_bytes(trained_.images) + checkpoint_data_bytes(frozen_.images));
+  return ranks() * checkpoint_data_bytes(trained_.images) + checkpoint_data_bytes(frozen_.images);
 }
 
 Result<void> Checkpoints::open(const CheckpointPlace& place) {
   ARTESIAN_CHECK(saver_ == nullptr);
-  ARTESIAN_TRY_VOID(check_ranks());
   ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, rank()));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
-  if (!frozen_.images.empty()) {
-    ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, 1));
+  if (!frozen_.images.empty() && rank() == 0) {  // every rank has all of it
+    ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, ranks()));
     frozen_layout_ = std::make_shared<const CheckpointLayout>(std::move(frozen));
   }
   ARTESIAN_TRY(buffers, pinned::Pool::create({.bytes = buffer_bytes,

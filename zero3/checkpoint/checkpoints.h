@@ -183,7 +183,6 @@ class Checkpoints {
   std::uint32_t rank() const noexcept { return from_.group == nullptr ? 0 : from_.group->rank(); }
   std::uint32_t ranks() const noexcept { return from_.group == nullptr ? 1 : from_.group->ranks(); }
   // checkpoints_of_ranks.cpp: with several ranks, collective.
-  Result<void> check_ranks() const;
   Result<void> open_of_ranks(Result<void> own);
   Result<void> begin_of_ranks(Result<void> own, const std::string& tag, std::uint64_t step);
   Result<SavedCheckpoint> commit_of_ranks();

@@ -50,13 +50,6 @@ std::uint64_t number_of(const std::string& text) {
 
 }  // namespace
 
-Result<void> Checkpoints::check_ranks() const {
-  if (from_.group == nullptr || frozen_.images.empty()) return {};
-  return make_error(
-      ErrorCode::Unsupported,
-      fmt::format("not supported yet with {} ranks: checkpoints of frozen parameters", ranks()));
-}
-
 /// What rank 0 found of the folder.
 Result<void> Checkpoints::open_of_ranks(Result<void> own) {
   if (from_.group == nullptr) return own;

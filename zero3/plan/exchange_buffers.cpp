@@ -15,7 +15,7 @@ constexpr std::uint64_t line = 64;               // bytes: slices begin at multi
 }  // namespace
 
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, std::uint64_t ranks) {
+                                 DType param_dtype, std::uint64_t ranks, bool hooked) {
   ARTESIAN_CHECK(ranks > 1, ranks);
   ExchangeBuffers buffers{.ranks = ranks, .element_size = dtype_size(param_dtype)};
   std::uint64_t share = 0;
@@ -23,9 +23,10 @@ ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<Paramet
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
     share = std::max(share, unit.share);
+    if (hooked) buffers.held += unit.image * buffers.element_size;
     most = std::max(most, unit.parameters.size());
     for (const std::uint32_t parameter : unit.parameters) {
-      if (!parameters[parameter].tiled) continue;
+      if (!parameters[parameter].tiled || hooked) continue;
       buffers.whole = std::max(buffers.whole, layout.places[parameter].numel);
     }
   }

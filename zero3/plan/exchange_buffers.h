@@ -17,15 +17,17 @@ struct ExchangeBuffers {
   std::uint64_t element_size = 0;  // bytes: gradients go in the dtype of the parameters
   std::uint64_t header = 0;        // bytes before each slice: whose it is, and what is in it
   std::uint64_t whole = 0;         // bytes: of the largest gradient that is made in tiles
+  std::uint64_t held = 0;          // bytes: of all gradients of a micro-batch, until it is whole
 
   std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
   /// What goes out, and what comes in.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
-  std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole; }
+  std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
 };
 
-/// The buffers of a run on the CPU with so many ranks, of which there are several.
+/// The buffers of a run on the CPU with so many ranks, of which there are several. `hooked`:
+/// somebody else runs the model, and gradients come in an order that each rank has for itself.
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, std::uint64_t ranks);
+                                 DType param_dtype, std::uint64_t ranks, bool hooked);
 
 }  // namespace artesian::zero3

@@ -34,6 +34,9 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   const ZeroConfig& zero = request.config->zero;
   UnitPlacement place;
   place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
+  // Several ranks that have all parameters would each write what the others have updated.
+  const bool whole = request.ranks > 1 && request.whole_params;
+  if (whole && unit.trainable && place.param == Tier::Nvme) place.param = Tier::Host;
   // Of a frozen one nobody asks: nothing of it is there.
   place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
   const bool all_on_device = zero.offload_param.device == Offload::None;
@@ -69,14 +72,15 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   }
   const bool whole = config.optimizer.type == OptimizerType::Muon;
   plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks,
-                            whole ? Matrices::Apart : Matrices::Together);
+                            whole ? Matrices::Apart : Matrices::Together,
+                            request.whole_params ? Frozen::Whole : Frozen::Cut);
   for (const Unit& unit : plan.layout.units) {
     plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
   }
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
   if (request.ranks > 1 && !request.separate_device) {
-    plan.exchange =
-        exchange_buffers(plan.layout, *request.parameters, plan.param_dtype, request.ranks);
+    plan.exchange = exchange_buffers(plan.layout, *request.parameters, plan.param_dtype,
+                                     request.ranks, request.hooked);
   }
   return with_routes(std::move(plan));
 }

@@ -62,7 +62,7 @@ std::string name_of(const StageSpec& stage, bool persistent, bool trainable) {
 
 /// A unit's parameters lie one behind the other, each at a multiple of a leaf of the norm, and its
 /// image is as many shares as there are ranks: Note [Shares].
-void check_unit(const Layout& layout, std::uint32_t index, std::uint64_t ranks) {
+void check_unit(const Layout& layout, std::uint32_t index) {
   const Unit& unit = layout.units[index];
   std::uint64_t end = 0;
   std::uint64_t numel = 0;
@@ -74,15 +74,15 @@ void check_unit(const Layout& layout, std::uint32_t index, std::uint64_t ranks) 
     numel += place.numel;
   }
   ARTESIAN_CHECK(numel == unit.numel, numel, unit.numel);
-  ARTESIAN_CHECK(end <= unit.image && unit.image == ranks * unit.share, end, unit.image);
+  ARTESIAN_CHECK(end <= unit.image && unit.image % unit.share == 0, end, unit.image);
   ARTESIAN_CHECK(unit.share % image_alignment == 0, unit.share);
 }
 
 /// Each parameter is in one unit, and each stage gathers units that there are.
-void check_layout(const Layout& layout, std::uint64_t ranks) {
+void check_layout(const Layout& layout) {
   std::size_t parameters = 0;
   for (std::uint32_t unit = 0; unit < layout.units.size(); ++unit) {
-    check_unit(layout, unit, ranks);
+    check_unit(layout, unit);
     parameters += layout.units[unit].parameters.size();
   }
   ARTESIAN_CHECK(parameters == layout.places.size(), parameters, layout.places.size());
@@ -95,7 +95,7 @@ void check_layout(const Layout& layout, std::uint64_t ranks) {
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
-                   std::uint64_t ranks, Matrices matrices) {
+                   std::uint64_t ranks, Matrices matrices, Frozen frozen) {
   ARTESIAN_CHECK(ranks > 0);
   const auto uses = count_uses(parameters.size(), stages);
   const auto persistent = choose_persistent(parameters, persistence);
@@ -134,10 +134,11 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
   layout.first_trainable_stage = first_trainable_stage(parameters, stages);
   for (const auto& place : layout.places) ARTESIAN_CHECK(place.unit != no_unit);
   for (Unit& unit : layout.units) {
-    unit.share = round_up((unit.image + ranks - 1) / ranks, image_alignment);
-    unit.image = ranks * unit.share;
+    const std::uint64_t shares = frozen == Frozen::Whole && !unit.trainable ? 1 : ranks;
+    unit.share = round_up((unit.image + shares - 1) / shares, image_alignment);
+    unit.image = shares * unit.share;
   }
-  check_layout(layout, ranks);
+  check_layout(layout);
   return layout;
 }
 

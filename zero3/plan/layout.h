@@ -39,12 +39,18 @@ struct Unit {
   std::vector<std::uint32_t> parameters;  // in image order
   std::uint64_t numel = 0;                // elements of its parameters
   std::uint64_t share = 0;                // elements of one rank's share of its image
-  std::uint64_t image = 0;                // elements of its image: ranks * share, padding included
+  std::uint64_t image = 0;                // elements of its image, shares together, with padding
   bool persistent = false;                // gathered once, never released
   bool trainable = true;                  // as all of its parameters are
   std::uint64_t rows = 0;  // of the one matrix that it is, if that is updated as a whole
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
+
+  /// The element of the image with which a rank's share begins; the first one where each rank has
+  /// all of it.
+  std::uint64_t share_begin(std::uint64_t rank) const noexcept {
+    return share == image ? 0 : rank * share;
+  }
 };
 
 struct Layout {
@@ -54,6 +60,8 @@ struct Layout {
   std::size_t first_trainable_stage = 0;           // where backward ends
 };
 
+/// Whether what is frozen is cut among the ranks, or each has all of it.
+enum class Frozen : std::uint8_t { Cut, Whole };
 /// Says whether a matrix that is trained is a unit of its own: ParameterSpec::matrix.
 enum class Matrices : std::uint8_t { Together, Apart };
 
@@ -68,6 +76,7 @@ struct PersistenceLimits {
 /// one, and its frozen ones units of their own.
 Layout make_layout(const std::vector<ParameterSpec>& parameters,
                    const std::vector<StageSpec>& stages, const PersistenceLimits& persistence,
-                   std::uint64_t ranks, Matrices matrices = Matrices::Together);
+                   std::uint64_t ranks, Matrices matrices = Matrices::Together,
+                   Frozen frozen = Frozen::Cut);
 
 }  // namespace artesian::zero3

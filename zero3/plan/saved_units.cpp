@@ -15,7 +15,7 @@ SavedUnits units_that_are(const Placement& placement, bool trainable, std::uint6
       const ParameterPlace& place = layout.places[parameter];
       image.parameters.push_back({parameter, place.first, place.numel});
     }
-    image.first = rank * unit.share;
+    image.first = unit.share_begin(rank);
     image.count = unit.share;
     image.sub_group = placement.sub_group_of(index);
     image.form = !trainable                                       ? StateForm::Frozen

@@ -17,14 +17,15 @@ struct Agreement::Control {
   std::uint64_t done = 0;       // micro-batches of it
   std::uint64_t following = 0;  // that a forward has run
   std::uint64_t tokens = 0;
-  std::uint64_t unused[3] = {};
+  std::uint64_t constants = 0;  // of an update: their digest
+  std::uint64_t unused[2] = {};
 
   bool same_call(const Control& other) const noexcept {
     return kind == other.kind && step == other.step && done == other.done;
   }
   std::string describe() const {
     return fmt::format("{} of step {} behind {} micro-batches",
-                       kind == Kind::Step ? "the update" : "a forward", step, done);
+                       kind == Kind::Step ? "the update" : "a micro-batch", step, done);
   }
 };
 
@@ -98,6 +99,13 @@ Result<std::uint64_t> Agreement::of_first(std::uint64_t value, const char* what)
   return value;
 }
 
+Result<void> Agreement::take_first(std::vector<std::uint32_t>& values, const char* what) {
+  if (group_ == nullptr) return {};
+  ARTESIAN_TRY(count, of_first(values.size(), what));
+  values.resize(static_cast<std::size_t>(count));
+  return group_->broadcast(std::as_writable_bytes(std::span(values)), 0, {what});
+}
+
 Result<std::uint64_t> Agreement::least(std::uint64_t value, const char* what) {
   if (group_ == nullptr) return value;
   ARTESIAN_TRY(bytes, group_->exchange(bytes_of(value), {what}));
@@ -157,12 +165,24 @@ Result<void> Agreement::refuse_forward(std::uint64_t step, std::uint64_t done) {
 }
 
 Result<Agreement::StepFacts> Agreement::step(std::uint64_t step, std::uint64_t done,
-                                             std::uint64_t tokens, bool stop) {
+                                             std::uint64_t tokens, bool stop,
+                                             std::uint64_t constants) {
   if (group_ == nullptr) return StepFacts{tokens, stop};
-  const Control mine{
-      .kind = Kind::Step, .flags = stop ? 1u : 0u, .step = step, .done = done, .tokens = tokens};
+  const Control mine{.kind = Kind::Step,
+                     .flags = stop ? 1u : 0u,
+                     .step = step,
+                     .done = done,
+                     .tokens = tokens,
+                     .constants = constants};
   ARTESIAN_TRY(all, tell(mine, "the begin of an update"));
   StepFacts facts;
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (all[rank].constants == constants) continue;
+    return make_error(ErrorCode::Invalid,
+                      fmt::format("step(): learning rates, or other constants of parameter groups, "
+                                  "differ between rank {} and rank {}; give all ranks the same",
+                                  group_->rank(), rank));
+  }
   for (const Control& each : all) {
     facts.tokens += each.tokens;
     facts.stop = facts.stop || each.flags != 0;

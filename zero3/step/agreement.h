@@ -35,6 +35,7 @@ class Agreement {
   /// Ends the forward of a group of micro-batches of step `step`, before which `done` are done.
   /// Returns all ranks' losses by micro-batch, then rank. Errors: Invalid, where ranks are about to
   /// do different things, which ends the run; or one has refused its batch: refused(). The group's.
+  /// Of a model that somebody else runs it is the end of a micro-batch's backward.
   Result<std::vector<double>> end_forward(std::uint64_t step, std::uint64_t done,
                                           std::span<const double> losses);
   /// The same of a rank whose batch cannot be taken. Errors: the group's.
@@ -46,8 +47,12 @@ class Agreement {
     std::uint64_t tokens = 0;  // of all ranks
     bool stop = false;         // some rank was asked to
   };
-  /// Begins the update of step `step`. Errors: as end_forward.
-  Result<StepFacts> step(std::uint64_t step, std::uint64_t done, std::uint64_t tokens, bool stop);
+  /// Begins the update of step `step`. `constants`: a digest of what all ranks must update with.
+  /// Errors: as end_forward.
+  Result<StepFacts> step(std::uint64_t step, std::uint64_t done, std::uint64_t tokens, bool stop,
+                         std::uint64_t constants = 0);
+  /// It becomes what it is on rank 0.
+  Result<void> take_first(std::vector<std::uint32_t>& values, const char* what);
 
  private:
   enum class Kind : std::uint32_t { EndForward, Step };

@@ -239,6 +239,7 @@ Result<GradientExchange::Rows> GradientExchange::rows(std::uint32_t parameter,
   OutgoingRows out = outgoing_rows(parameter, lookups, width);
   ARTESIAN_TRY(told, exchange_counts(out.counts, what));
   Rows rows;
+  rows.width = width;
   rows.memory.resize(ranks);
   std::vector<RowCount> incoming(ranks);
   std::vector<std::span<const std::byte>> sent(out.bytes.begin(), out.bytes.end());
@@ -276,6 +277,7 @@ void GradientExchange::list_rows(std::uint32_t parameter, std::uint64_t width,
       const std::byte* const memory = rows.memory[rank].data();
       const auto* const elements =
           reinterpret_cast<const float*>(memory + incoming[rank].rows * sizeof(std::int64_t));
+      rows.runs.push_back({rank, rows.rows.size(), static_cast<std::size_t>(told[rank][at].rows)});
       for (std::uint64_t some = 0; some < told[rank][at].rows; ++some) {
         std::int64_t row = 0;
         std::memcpy(&row, memory + done[rank].rows++ * sizeof row, sizeof row);

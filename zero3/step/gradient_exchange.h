@@ -55,10 +55,18 @@ class GradientExchange {
   /// Rows of this rank's share, or the parts of them that are in it: of each what every rank's
   /// look-ups have made of it, by look-up, then rank, then position.
   struct Rows {
+    std::uint64_t width = 0;
     bool some = false;  // of any rank, in any share
     std::vector<std::int64_t> rows;
     std::vector<const float*> gradients;         // from the first element on that is in the share
     std::vector<std::vector<std::byte>> memory;  // that these lie in
+    /// A rank's, of one look-up.
+    struct Run {
+      std::uint32_t rank = 0;
+      std::size_t first = 0;  // of `rows`
+      std::size_t count = 0;
+    };
+    std::vector<Run> runs;
   };
   /// `lookups`: of this rank's micro-batches, in their order. Errors: the group's.
   Result<Rows> rows(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
@@ -66,6 +74,11 @@ class GradientExchange {
 
   /// Memory for the gradient of a parameter that comes in tiles, until it is sent.
   std::byte* whole() const noexcept { return buffer_.data() + 2 * plan_.exchange.way_bytes(); }
+  /// Memory for all gradients of a micro-batch.
+  std::span<std::byte> held() const noexcept {
+    const std::uint64_t begin = 2 * plan_.exchange.way_bytes() + plan_.exchange.whole;
+    return buffer_.subspan(begin, plan_.exchange.held);
+  }
 
   comm::Group& group() noexcept { return group_; }
 

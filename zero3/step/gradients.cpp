@@ -30,6 +30,7 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
   if (group != nullptr) {
     exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor());
   }
+  if (plan.exchange.held != 0) sums_.emplace(plan, exchange_->held(), state.executor());
   cleared_.assign(plan.layout.units.size(), false);
   forget();
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
@@ -54,6 +55,7 @@ void Gradients::begin_step() noexcept {
   forget();
   held_.clear();  // of a step that was given up
   parts_.clear();
+  if (holds()) drop_held();
 }
 
 Result<void> Gradients::finish_writes() noexcept {
@@ -67,11 +69,20 @@ Result<void> Gradients::read(
     std::uint32_t parameter,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
-  ARTESIAN_CHECK(reached(parameter) && !exchange_, parameter);
+  ARTESIAN_CHECK(reached(parameter), parameter);
   ARTESIAN_TRY_VOID(write_back());
   ARTESIAN_TRY_VOID(finish_writes());
+  if (exchange_.has_value()) return read_of_ranks(parameter, sink);
+  return read_range(parameter, {0, place.numel}, sink);
+}
+
+/// Elements of the parameter.
+Result<void> Gradients::read_range(
+    std::uint32_t parameter, const Range& range,
+    const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
   const DType dtype = state_.placement().grad_dtype;
-  std::vector<float> values(static_cast<std::size_t>(std::min(place.numel, slice)));
+  std::vector<float> values(static_cast<std::size_t>(std::min(range.end - range.first, slice)));
   const auto expanded_to_sink = [&](const std::byte* elements,
                                     std::uint64_t count) -> Result<void> {
     for (std::uint64_t done = 0; done < count; done += values.size()) {
@@ -84,8 +95,8 @@ Result<void> Gradients::read(
   };
   if (on_device(place.unit)) {
     const std::byte* memory = state_.store().memory(state_.grad(place.unit));
-    const tiering::DeviceReader::Part part{memory + place.first * element_size(),
-                                           place.numel * element_size()};
+    const tiering::DeviceReader::Part part{memory + (place.first + range.first) * element_size(),
+                                           (range.end - range.first) * element_size()};
     ARTESIAN_TRY(added, state_.device().record(tiering::Queue::Compute));
     return state_.reader().read(
         {&part, 1}, added, [&](std::size_t, std::uint64_t, std::span<const std::byte> bytes) {
@@ -94,17 +105,27 @@ Result<void> Gradients::read(
   }
   const auto body = [&](const SubGroup& group) -> Result<void> {
     const Overlap part = overlap(place, group);
-    return expanded_to_sink(group.grad + part.group_first * element_size(), part.count);
+    const std::uint64_t begin = std::max<std::uint64_t>(part.parameter_first, range.first);
+    const std::uint64_t end = std::min(part.parameter_first + part.count, range.end);
+    if (begin >= end) return {};
+    const std::uint64_t in_group = part.group_first + (begin - part.parameter_first);
+    return expanded_to_sink(group.grad + in_group * element_size(), end - begin);
   };
-  return stream_.run_range(place.unit, place.first, place.numel,
+  return stream_.run_range(place.unit, place.first + range.first, range.end - range.first,
                            {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
 }
 
 Result<void> Gradients::replace(const ParameterGradient& gradient) noexcept {
-  ARTESIAN_CHECK(gradient.parameter < set_.size() && !exchange_, gradient.parameter);
+  ARTESIAN_CHECK(gradient.parameter < set_.size(), gradient.parameter);
+  const std::uint32_t unit = state_.layout().places[gradient.parameter].unit;
   set_[gradient.parameter] = false;  // so the next addition sets it
-  ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
-  ARTESIAN_TRY_VOID(add(state_.layout().places[gradient.parameter].unit, {&gradient, 1}, made));
+  if (exchange_.has_value()) {
+    const std::size_t mine = exchange_->group().rank() == 0 ? 1 : 0;
+    ARTESIAN_TRY_VOID(add_of_all_ranks(unit, {&gradient, mine}, added_dtype(unit)));
+  } else {
+    ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
+    ARTESIAN_TRY_VOID(add(unit, {&gradient, 1}, made));
+  }
   return write_back();
 }
 
@@ -211,8 +232,8 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
 
 /// A slice at a time, what each rank has made is added in the order of the ranks.
 Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
-                                         std::span<const ParameterGradient> gradients,
-                                         DType dtype) noexcept {
+                                         std::span<const ParameterGradient> gradients, DType dtype,
+                                         const GradientExchange::Rows* rows) noexcept {
   const Layout& layout = state_.layout();
   const Unit& described = layout.units[unit];
   const std::uint64_t size = dtype_size(state_.placement().param_dtype);
@@ -233,9 +254,14 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
       if (begin >= end) continue;
       pieces.push_back({begin, end - begin, arrived.data + (begin - arrived.first) * size, fresh});
     }
-    if (!some) return {};
-    return add_pieces(unit, std::move(pieces),
-                      {.dtype = state_.placement().param_dtype, .on_device = false, .written = {}});
+    if (some) {
+      ARTESIAN_TRY_VOID(
+          add_pieces(unit, std::move(pieces),
+                     {.dtype = state_.placement().param_dtype, .on_device = false, .written = {}}));
+    }
+    if (rows == nullptr) return {};
+    return add_runs(described.parameters.front(), *rows, arrived.rank,
+                    {arrived.first, arrived.first + arrived.count});
   };
   ARTESIAN_TRY_VOID(exchange_->run(unit, gradients, dtype, sink));
   for (std::size_t index = 0; index < present.size(); ++index) {
@@ -285,6 +311,10 @@ Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
   ARTESIAN_CHECK(!parts_.contains(parameter) && !summed_[place.unit], parameter);
   Parts parts{.fresh = whole.fresh};
+  if (holds()) {
+    parts_[parameter] = {};
+    return {};
+  }
   if (exchange_.has_value()) {
     ARTESIAN_CHECK(parts_.empty(), parameter);  // one at a time has the room
     parts_[parameter] = {.target = exchange_->whole()};
@@ -309,6 +339,10 @@ void Gradients::add_part(std::uint32_t parameter, std::uint64_t first, const flo
   ARTESIAN_CHECK(open != parts_.end() && first + count <= place.numel, parameter, first, count);
   Parts& parts = open->second;
   parts.added += count;
+  if (holds()) {
+    sums_->add(parameter, first, reinterpret_cast<const std::byte*>(data), DType::Float32, count);
+    return;
+  }
   if (exchange_.has_value()) {
     const DType dtype = state_.placement().param_dtype;
     std::byte* const target = parts.target + first * dtype_size(dtype);
@@ -328,6 +362,10 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
   ARTESIAN_CHECK(open != parts_.end(), parameter);
   const Parts parts = open->second;
   parts_.erase(open);
+  if (holds()) {
+    if (parts.added != 0) sums_->added(parameter);
+    return parts.added;
+  }
   const ParameterPlace& place = state_.layout().places[parameter];
   if (exchange_.has_value()) {
     const ParameterGradient gradient{parameter, parts.target};
@@ -426,13 +464,20 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::span<const float* const> row_gradients,
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
+  ARTESIAN_TRY_VOID(start_at_zero(state_.layout().places[parameter].unit));  // other rows
+  reached_[parameter] = true;
+  return sum_rows(parameter, rows, row_gradients, width, {});
+}
+
+/// Adds what is in a range of the rows' sums.
+Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
+                                 std::span<const float* const> row_gradients, std::uint64_t width,
+                                 const Range& range) noexcept {
   const Layout& layout = state_.layout();
   const ParameterPlace& place = layout.places[parameter];
   ARTESIAN_CHECK(width != 0 && place.numel % width == 0, width, place.numel);
   const std::uint64_t rank =
       state_.share_begin(place.unit) / std::max<std::uint64_t>(layout.units[place.unit].share, 1);
-  ARTESIAN_TRY_VOID(start_at_zero(place.unit));  // rows that nobody looked up
-  reached_[parameter] = true;
   std::vector<std::size_t> order(rows.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -452,21 +497,26 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
     const auto sum_row = [&](std::size_t at) {
       const std::int64_t row = rows[order[firsts[first + at]]];
       const RowInShare part = row_in_share(layout, parameter, width, row, rank);
+      const std::uint64_t begin = std::max(part.share_first, range.first);
+      const std::uint64_t end = std::min(part.share_first + part.count, range.end);
+      if (begin >= end) return;
+      const std::uint64_t skipped = begin - part.share_first;
       float* const sum = sums.data() + at * width;
-      std::fill_n(sum, part.count, 0.0f);
+      std::fill_n(sum, end - begin, 0.0f);
       for (std::size_t turn = firsts[first + at]; turn < firsts[first + at + 1]; ++turn) {
-        const float* gradient = row_gradients[order[turn]];
-        for (std::uint64_t column = 0; column < part.count; ++column) {
+        const float* gradient = row_gradients[order[turn]] + skipped;
+        for (std::uint64_t column = 0; column < end - begin; ++column) {
           sum[column] += gradient[column];
         }
       }
-      pieces[at] = {part.share_first, part.count, reinterpret_cast<const std::byte*>(sum), false};
+      pieces[at] = {begin, end - begin, reinterpret_cast<const std::byte*>(sum), false};
     };
     state_.executor().parallel_for(some, std::max<std::uint64_t>(slice / width, 1),
                                    [&](std::uint64_t from, std::uint64_t to) {
                                      for (; from < to; ++from) sum_row(from);
                                    });
-    ARTESIAN_TRY_VOID(add_pieces(place.unit, std::move(pieces), {}));
+    std::erase_if(pieces, [](const Piece& piece) { return piece.count == 0; });
+    if (!pieces.empty()) ARTESIAN_TRY_VOID(add_pieces(place.unit, std::move(pieces), {}));
   }
   return {};
 }

@@ -28,10 +28,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero3/step/gradient_exchange.h"
 #include "zero3/step/leaf_sums.h"
+#include "zero3/step/micro_batch_sums.h"
 #include "zero3/step/state.h"
 #include "zero3/step/sub_group_stream.h"
 
@@ -79,6 +81,21 @@ class Gradients {
   /// which call it alike. Errors: as add.
   Result<void> add_lookups(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
                            std::uint64_t width) noexcept;
+  /// True with several ranks that somebody else runs the model on: what is added, by hold(), in
+  /// parts and by hold_rows(), is kept until add_held().
+  bool holds() const noexcept { return sums_.has_value(); }
+  /// Shape: data: all of the parameter's elements, in added_dtype().
+  void hold(std::uint32_t parameter, const void* data);
+  /// One look-up's rows. Shape: gradient: [rows, width].
+  void hold_rows(std::uint32_t parameter, std::vector<std::int64_t> rows,
+                 std::vector<float> gradient) {
+    sums_->add_rows(parameter, std::move(rows), std::move(gradient));
+  }
+  /// The micro-batch is whole: adds what all ranks hold, which call it alike: of each unit rank by
+  /// rank, and of each rank its rows behind the rest. `widths`: by parameter, of a row. Errors: as
+  /// add.
+  Result<void> add_held(std::span<const std::uint64_t> widths) noexcept;
+  void drop_held() { sums_->clear(); }
   /// True if something was added to the parameter's gradient in this step, by any rank; known until
   /// the next one begins.
   bool reached(std::uint32_t parameter) const noexcept {
@@ -127,8 +144,26 @@ class Gradients {
     bool on_device = false;  // of a separate device
     tiering::DeviceFence written;
   };
+  /// `rows`: what is added of each rank behind its gradients; may be null.
   Result<void> add_of_all_ranks(std::uint32_t unit, std::span<const ParameterGradient> gradients,
-                                DType dtype) noexcept;
+                                DType dtype, const GradientExchange::Rows* rows = nullptr) noexcept;
+  Result<void> add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
+                             std::uint64_t width) noexcept;
+  /// Elements of this rank's share.
+  struct Range {
+    std::uint64_t first = 0;
+    std::uint64_t end = ~std::uint64_t{0};
+  };
+  Result<void> sum_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
+                        std::span<const float* const> row_gradients, std::uint64_t width,
+                        const Range& range) noexcept;
+  Result<void> read_range(std::uint32_t parameter, const Range& range,
+                          const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  Result<void> read_of_ranks(
+      std::uint32_t parameter,
+      const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
+  Result<void> add_runs(std::uint32_t parameter, const GradientExchange::Rows& rows,
+                        std::uint32_t rank, const Range& range) noexcept;
   /// The part of a parameter that is in this rank's share: elements [first, first + count) of it.
   struct InShare {
     std::uint64_t first = 0;
@@ -188,13 +223,14 @@ class Gradients {
 
   ModelState& state_;
   std::optional<GradientExchange> exchange_;
-  SubGroupStream stream_;      // of spilled units
-  std::vector<bool> reached_;  // by parameter: something was added in this step
-  std::vector<bool> set_;      // by parameter: its elements are those of this step
-  std::vector<bool> started_;  // by unit: some parameter's are; spilled: all are
-  std::vector<bool> summed_;   // by unit: its leaf sums are those of this step
-  std::vector<bool> cleared_;  // by unit: its memory on a separate device was zeroed once
-  LeafSums leaf_sums_;         // of squares
+  std::optional<MicroBatchSums> sums_;  // of this rank
+  SubGroupStream stream_;               // of spilled units
+  std::vector<bool> reached_;           // by parameter: something was added in this step
+  std::vector<bool> set_;               // by parameter: its elements are those of this step
+  std::vector<bool> started_;           // by unit: some parameter's are; spilled: all are
+  std::vector<bool> summed_;            // by unit: its leaf sums are those of this step
+  std::vector<bool> cleared_;           // by unit: its memory on a separate device was zeroed once
+  LeafSums leaf_sums_;                  // of squares
   std::map<std::uint32_t, Parts> parts_;  // by parameter
   std::vector<Held> held_;                // side by side, from the buffer's begin on
   bool writing_ = false;                  // some spilled unit's sub-groups, maybe

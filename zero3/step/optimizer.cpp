@@ -239,6 +239,7 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   if (options_.group == nullptr) return {};
   const Placement& plan = state_.placement();
   const Unit& described = plan.layout.units[unit];
+  if (described.share == described.image) return {};
   const std::uint64_t size = dtype_size(plan.param_dtype);
   ARTESIAN_CHECK(!plan.params_cut && plan.units[unit].param != tiering::Tier::Nvme, unit);
   std::byte* const home = state_.store().memory(state_.param(unit));
@@ -563,10 +564,12 @@ Result<void> Optimizer::for_each_own_state(std::uint32_t parameter, const Visit&
 /// that fails is not called any more, but what the other ranks wait for goes on.
 template <typename Visit>
 Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& visit) noexcept {
-  if (options_.group == nullptr) return for_each_own_state(parameter, visit);
-  comm::Group& group = *options_.group;
   const ParameterPlace& place = state_.layout().places[parameter];
   const Unit& unit = state_.layout().units[place.unit];
+  if (options_.group == nullptr || unit.share == unit.image) {
+    return for_each_own_state(parameter, visit);
+  }
+  comm::Group& group = *options_.group;
   const Moments& moments = state_.placement().moments_of(place.unit);
   const std::array<bool, 3> there{true, unit.trainable && !moments.average.empty(),
                                   unit.trainable && !moments.squares.empty()};
@@ -731,7 +734,9 @@ Result<void> Optimizer::write_state(
   auto written = stream_.run_range(place.unit, place.first, place.numel,
                                    {.read_state = true, .write_state = true}, body);
   auto finished = state_.ring().finish();
-  return written.has_value() ? std::move(finished) : std::move(written);
+  ARTESIAN_TRY_VOID(std::move(written));
+  ARTESIAN_TRY_VOID(std::move(finished));
+  return kind == StateKind::Master ? gather_shares(place.unit) : Result<void>();
 }
 
 Result<void> Optimizer::read_units(

@@ -66,7 +66,7 @@ class ModelState {
   const Layout& layout() const noexcept { return placement_.layout; }
   /// The element of a unit's image with which this rank's share begins.
   std::uint64_t share_begin(std::uint32_t unit) const noexcept {
-    return rank_ * layout().units[unit].share;
+    return layout().units[unit].share_begin(rank_);
   }
   tiering::TierStore& store() noexcept { return *store_; }
   pinned::Pool& device_pool() noexcept { return *device_pool_; }

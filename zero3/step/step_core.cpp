@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
+#include "kernels/checksum.h"
 #include "tiering/host_nodes.h"
 #include "zero3/step/clip.h"
 #include "zero3/step/io_engine.h"
@@ -22,6 +23,16 @@ namespace {
 std::uint64_t random_run_id() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
+}
+
+/// Of constants that all ranks must have alike.
+std::uint64_t digest_of(const std::vector<GroupStep>& groups) {
+  std::string text;
+  for (const GroupStep& group : groups) {
+    text += fmt::format("{} {} {} {} {} {} {} {}\n", group.lr, group.weight_decay, group.beta1,
+                        group.beta2, group.eps, group.dampening, group.nesterov, group.lr_decay);
+  }
+  return kernels::checksum64(text.data(), text.size(), 0);
 }
 
 Error out_of_order(const std::string& call, const std::string& text) {
@@ -58,8 +69,8 @@ Result<void> StepCore::build() {
   ARTESIAN_TRY_VOID(check_shape(shape_.parameters, shape_.stages));
   ARTESIAN_TRY_VOID(check_groups(shape_.parameters, options_.groups, config_.optimizer));
   ARTESIAN_TRY_VOID(agree());
+  ARTESIAN_TRY_VOID(check_ranks());
   ARTESIAN_TRY(placement, place());
-  ARTESIAN_TRY_VOID(check_ranks(placement));
   ARTESIAN_TRY_VOID(create_state(std::move(placement)));
   residency_ =
       std::make_unique<tiering::Residency>(state_->resident_units(), state_->store(),
@@ -129,6 +140,7 @@ Result<Placement> StepCore::place() const {
                                           .host_bytes = options_.budgets.host,
                                           .ranks = agreement_.ranks(),
                                           .whole_params = true,
+                                          .hooked = options_.hooked,
                                           .split_master = options_.split_master,
                                           .spare_device = options_.spare_device,
                                           .resident = options_.resident,
@@ -298,6 +310,12 @@ Result<void> StepCore::leave(const AccessOrder::Access& units) {
 Result<void> StepCore::end_forward(std::span<const double> losses) {
   ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));  // of units that no stage has
+  if (meets()) {
+    losses_pending_.assign(losses.begin(), losses.end());
+    micro_batches_pending_ = losses.size();
+    step_state_ = StepState::AwaitsBackward;
+    return {};
+  }
   if (first_uses_.has_value()) {  // a model that somebody else runs need not follow its stages
     optimizer_->set_order(*first_uses_);
     first_uses_.reset();
@@ -339,11 +357,16 @@ Result<void> StepCore::begin_backward(const BackwardRequest& request) {
     losses_pending_.assign(request.losses.begin(), request.losses.end());
     micro_batches_pending_ = losses_pending_.size();
   }
-  for (const double loss : losses_pending_) {
+  awaited_ = meets();
+  if (!meets()) see_losses(losses_pending_);
+  return remember(begin_update_under_backward(request));
+}
+
+void StepCore::see_losses(std::span<const double> losses) {
+  for (const double loss : losses) {
     loss_sum_ += loss;
     guard_.see_loss(loss);
   }
-  return remember(begin_update_under_backward(request));
 }
 
 template <typename Work>
@@ -364,7 +387,11 @@ Result<void> StepCore::timed_gradients(const Work& work) {
 Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                            tiering::DeviceFence written) {
   const std::uint64_t begin = monotonic_ns();
-  ARTESIAN_TRY_VOID(timed_gradients([&] { return gradients_->add(unit, gradients, written); }));
+  ARTESIAN_TRY_VOID(timed_gradients([&]() -> Result<void> {
+    if (!gradients_->holds()) return gradients_->add(unit, gradients, written);
+    for (const ParameterGradient& each : gradients) gradients_->hold(each.parameter, each.data);
+    return {};
+  }));
   if (options_.timeline != nullptr) {
     options_.timeline->add(Lane::ToHost, layout().units[unit].name + " gradient", begin,
                            monotonic_ns());
@@ -408,6 +435,7 @@ Result<void> StepCore::update_final(std::size_t stage) {
 Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);
+  if (meets()) ARTESIAN_TRY_VOID(meet_behind_backward());
   backward_ns_ += monotonic_ns() - backward_begin_ns_;
   micro_batches_ += std::exchange(micro_batches_pending_, 0);
   losses_pending_.clear();
@@ -446,6 +474,7 @@ Result<void> StepCore::abandon_step() {
                            "abandon_step(): the step's update began under its last backward, and "
                            "nothing of it is kept to take it back"));
   }
+  ARTESIAN_TRY_VOID(give_micro_batch_up());
   ARTESIAN_TRY_VOID(remember(take_step_back()));
   prefetcher_->rewind(0);
   rows_.clear();
@@ -617,7 +646,13 @@ Result<void> StepCore::complete_gradients() {
 Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   StepResult result;
   const bool stop = options_.stop && options_.stop();
-  ARTESIAN_TRY(facts, agreement_.step(step_ + 1, micro_batches_, tokens_, stop));
+  ARTESIAN_TRY(
+      facts, agreement_.step(step_ + 1, micro_batches_, tokens_, stop, digest_of(request.groups)));
+  if (meets() && first_uses_.has_value()) {
+    std::vector<std::uint32_t> order = *std::exchange(first_uses_, std::nullopt);
+    ARTESIAN_TRY_VOID(agreement_.take_first(order, "the order of the update"));
+    optimizer_->set_order(order);
+  }
   result.tokens = facts.tokens;
   result.stop = facts.stop;
   std::uint64_t begin = 0;

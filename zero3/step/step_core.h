@@ -16,6 +16,13 @@
 // that one does not touch it. Any error of a tier ends the run: every later call returns that first
 // one, except that the weights before a step that ended the run can be read (weights_readable()).
 // Used from one thread.
+//
+// Note [Where ranks meet]: of a model that this library runs, ranks do the same things in the same
+// order, and come together wherever a unit's gradient is added or its update is. Of a model that
+// somebody else runs nothing of that is known; there they meet at the end of a micro-batch's
+// backward, whose gradients have been held until then, and in step(), which completes the update.
+// Between these a rank may read, evaluate or skip what it likes. A rank that gives a micro-batch up
+// tells the others at its end.
 #pragma once
 
 #include <cstddef>
@@ -73,7 +80,8 @@ struct StepCoreOptions {
       groups{};  // parameter_groups.h; empty: one, with the config's constants
   Unreached unreached = Unreached::GetsZeros;
   /// Somebody else runs the model: the driver finds out what is used when, says complete() of
-  /// units, and takes the update back before anything that should not see it.
+  /// units, and takes the update back before anything that should not see it. With several ranks
+  /// each may run another graph, and they meet at two places: Note [Where ranks meet].
   bool hooked = false;
   /// FigureSources::memory_beside_tiers.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers{};
@@ -171,7 +179,9 @@ class StepCore : public StepFlow<StepCore> {
   /// weights as they are before it; the backward that is open is not the last one. Errors: Io,
   /// Corrupt, Timeout.
   Result<void> take_update_back();
-  /// `tokens`: of the group's micro-batches. Errors: those of updates between operators.
+  /// `tokens`: of the group's micro-batches. Errors: those of updates between operators; of several
+  /// ranks that meet here, the group's, and Invalid where one of them has given the micro-batch up:
+  /// then this one has, too, and abandon_step() comes next.
   Result<void> end_backward(std::uint64_t tokens);
 
   /// The optimizer step over the micro-batches since the last one. Errors: Invalid (out of order,
@@ -179,7 +189,8 @@ class StepCore : public StepFlow<StepCore> {
   Result<StepResult> step(const StepRequest& request = {});
   /// Drops the gradients of the step under way, and takes back what of its update was begun; the
   /// update that the step before has begun goes on. After it weights are as if no forward had come
-  /// since that step. Errors: Invalid where the update has begun for good; Io, Timeout.
+  /// since that step. Errors: Invalid where the update has begun for good; Io, Timeout; the
+  /// group's, whom it tells of a micro-batch that is given up.
   Result<void> abandon_step();
   /// True if the step under way has begun its update, and cannot be abandoned any more.
   bool update_begun() const noexcept;
@@ -278,6 +289,11 @@ class StepCore : public StepFlow<StepCore> {
   const Config& config() const noexcept { return config_; }
   DType compute_dtype() const noexcept { return options_.compute_dtype; }
   bool resident() const noexcept { return options_.resident; }
+  std::uint32_t ranks() const noexcept { return agreement_.ranks(); }
+  /// True if step() completes the update: nothing of it is pending behind it.
+  bool completes_update() const noexcept { return options_.resident || meets(); }
+  /// True if other ranks wait for the end of the micro-batch under way.
+  bool is_awaited() const noexcept { return awaited_; }
   const Budgets& budgets() const noexcept { return options_.budgets; }
   const Placement& placement() const noexcept { return state_->placement(); }
   const Layout& layout() const noexcept { return state_->layout(); }
@@ -315,7 +331,12 @@ class StepCore : public StepFlow<StepCore> {
     return options_.group == nullptr ? std::move(outcome)
                                      : options_.group->agree(std::move(outcome), {what});
   }
-  Result<void> check_ranks(const Placement& placement) const;
+  Result<void> check_ranks() const;
+  /// Note [Where ranks meet].
+  bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
+  void see_losses(std::span<const double> losses);
+  Result<void> meet_behind_backward();
+  Result<void> give_micro_batch_up();
   void take_forward_back() noexcept;
   Result<Placement> place() const;
   Result<void> create_state(Placement placement);
@@ -407,6 +428,7 @@ class StepCore : public StepFlow<StepCore> {
   std::size_t micro_batches_pending_ = 0;  // of this one
   std::vector<std::uint32_t> looked_up_;   // parameters that are trained, in their order
   std::vector<RowGradients> rows_;
+  bool awaited_ = false;                      // by ranks that meet, behind the backward
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward

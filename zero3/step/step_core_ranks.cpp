@@ -1,7 +1,9 @@
 // The part of StepCore by which several ranks become one run.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "kernels/checksum.h"
 #include "zero3/config/optimizers.h"
@@ -64,18 +66,50 @@ Result<void> StepCore::agree() {
 }
 
 /// What is not there yet with several ranks.
-Result<void> StepCore::check_ranks(const Placement& placement) const {
+Result<void> StepCore::check_ranks() const {
   if (options_.group == nullptr) return {};
   const auto unsupported = [&](const char* what) {
     return make_error(ErrorCode::Unsupported,
-                      fmt::format("not supported yet with {} ranks: {}", placement.ranks, what));
+                      fmt::format("not supported yet with {} ranks: {}", ranks(), what));
   };
-  if (placement.separate_device) return unsupported("a GPU; train on the CPU");
-  if (config_.zero.offload_param.device == Offload::Nvme) {
+  if (options_.device != nullptr && !options_.device->host_accessible()) {
+    return unsupported("a GPU; train on the CPU");
+  }
+  const auto& parameters = shape_.parameters;
+  const bool frozen = std::any_of(parameters.begin(), parameters.end(),
+                                  [](const ParameterSpec& each) { return !each.trainable; });
+  if (config_.zero.offload_param.device == Offload::Nvme && !frozen) {
     return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
   }
-  if (options_.hooked) return unsupported("models that somebody else runs");
   return {};
+}
+
+/// All ranks have made their gradients of a micro-batch.
+Result<void> StepCore::meet_behind_backward() {
+  std::vector<double> losses = std::exchange(losses_pending_, {});
+  losses.resize(1);
+  auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
+  awaited_ = false;
+  if (!of_all.has_value() && agreement_.refused()) {
+    break_pass();
+    return make_error(ErrorCode::Invalid,
+                      of_all.error().message + "; call zero_grad() on all ranks, and go on");
+  }
+  ARTESIAN_TRY(known, remember(std::move(of_all)));
+  see_losses(known);
+  std::vector<std::uint64_t> widths;
+  for (const ParameterSpec& parameter : shape_.parameters) {
+    widths.push_back(parameter.shape.empty() ? 1
+                                             : static_cast<std::uint64_t>(parameter.shape.back()));
+  }
+  return remember(gradients_->add_held(widths));
+}
+
+/// The other ranks learn of it where they wait.
+Result<void> StepCore::give_micro_batch_up() {
+  if (gradients_->holds()) gradients_->drop_held();
+  if (!std::exchange(awaited_, false)) return {};
+  return remember(agreement_.refuse_forward(step_ + 1, micro_batches_));
 }
 
 }  // namespace artesian::zero3

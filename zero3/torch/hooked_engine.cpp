@@ -23,6 +23,14 @@ namespace artesian::zero3 {
 
 namespace {
 
+constexpr const char* of_cpu = "cpu";  // the generator's name in a checkpoint
+
+std::string of_rank(std::uint32_t rank) {
+  return fmt::format("rank{}/{}", rank, of_cpu);
+}
+
+constexpr std::size_t broadcast_bytes = std::size_t{64} << 20;  // that go at a time
+
 /// Fills a contiguous tensor with what comes in pieces, rounded to its dtype.
 std::function<Result<void>(std::span<const float>)> into(const at::Tensor& values) {
   return [flat = values.view(-1),
@@ -63,7 +71,9 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   ARTESIAN_TRY(device, open_accelerator(given.device));
   device_ = std::move(device);
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others, device_.torch));
-  StepCoreOptions options{.resident = config.zero.stage < 3,
+  group_ = given.group;
+  StepCoreOptions options{.group = group_.get(),
+                          .resident = config.zero.stage < 3,
                           .groups = given.groups,
                           .unreached = given.unreached,
                           .hooked = true};
@@ -71,13 +81,41 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
                                given.engines));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
+  ARTESIAN_TRY_VOID(take_first_values(tensors, others));
   ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
   ARTESIAN_TRY_VOID(core_->initialize(weights, {}));
   ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others,
                                                 device_.torch));
   tensors_ = std::move(adopted);
-  uses_ = std::make_unique<UnitUses>(*core_, *tensors_, given.constants, &device_);
+  // Nothing is updated before the ranks meet in step().
+  uses_ = std::make_unique<UnitUses>(*core_, *tensors_,
+                                     group_ == nullptr ? given.constants : nullptr, &device_);
   return {};
+}
+
+/// Every rank begins with rank 0's values, as with DistributedDataParallel.
+Result<void> HookedEngine::take_first_values(std::span<const at::Tensor> tensors,
+                                             std::span<const NamedTensor> others) {
+  if (group_ == nullptr) return {};
+  for (const at::Tensor& tensor : tensors) ARTESIAN_TRY_VOID(broadcast(tensor, 0));
+  for (const NamedTensor& each : others) ARTESIAN_TRY_VOID(broadcast(each.tensor, 0));
+  return {};
+}
+
+Result<void> HookedEngine::broadcast(const at::Tensor& tensor, std::uint32_t root) {
+  if (group_ == nullptr) return {};
+  return from_torch([&]() -> Result<void> {
+    const at::NoGradGuard no_grad;
+    const at::Tensor contiguous = tensor.detach().contiguous();
+    auto* const data = static_cast<std::byte*>(contiguous.data_ptr());
+    const auto bytes = static_cast<std::size_t>(contiguous.nbytes());
+    for (std::size_t done = 0; done < bytes; done += broadcast_bytes) {
+      ARTESIAN_TRY_VOID(group_->broadcast({data + done, std::min(broadcast_bytes, bytes - done)},
+                                          root, {"values of a tensor"}));
+    }
+    if (!tensor.is_contiguous()) tensor.detach().copy_(contiguous);
+    return {};
+  });
 }
 
 HookedEngine::~HookedEngine() {
@@ -88,6 +126,7 @@ HookedEngine::~HookedEngine() {
     keep_for_ever(std::move(core_));
     keep_for_ever(std::move(device_.owned));
     keep_for_ever(std::move(executor_));
+    keep_for_ever(std::make_unique<std::shared_ptr<comm::Group>>(std::move(group_)));
     return;
   }
   const auto outcome = close();
@@ -216,6 +255,7 @@ Result<SavedCheckpoint> HookedEngine::save_checkpoint(SaveRequest request,
     request.buffers.push_back(buffer);
   }
   ARTESIAN_TRY_VOID(add_facts(request, device_.torch, core_->compute_dtype()));
+  ARTESIAN_TRY_VOID(add_generators_of_ranks(request));
   return core_->save_checkpoint(request);
 }
 
@@ -226,8 +266,35 @@ Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& reques
   const bool refused = !loaded.has_value() && core_->state_of_step() == StepState::Ready;
   if (!refused) open->weights_replaced();
   if (!loaded.has_value() || !request.optimizer_states) return loaded;
-  ARTESIAN_TRY_VOID(go_on_from(*loaded, device_.torch, core_->compute_dtype()));
+  LoadedCheckpoint own = *loaded;
+  take_generator_of_rank(own.manifest.state.random);
+  ARTESIAN_TRY_VOID(go_on_from(own, device_.torch, core_->compute_dtype()));
   return loaded;
+}
+
+/// Each rank's generator, by a name with its rank.
+Result<void> HookedEngine::add_generators_of_ranks(SaveRequest& request) {
+  if (group_ == nullptr) return {};
+  const std::string mine = request.random[of_cpu];
+  ARTESIAN_TRY(states, group_->exchange(std::as_bytes(std::span(mine)), {"random generators"}));
+  for (std::uint32_t rank = 1; rank < group_->ranks(); ++rank) {
+    const auto* const state = reinterpret_cast<const char*>(states.data()) + rank * mine.size();
+    request.random[of_rank(rank)] = {state, mine.size()};
+  }
+  return {};
+}
+
+/// A rank that the checkpoint does not know goes on from rank 0's generator.
+void HookedEngine::take_generator_of_rank(std::map<std::string, std::string>& random) const {
+  if (group_ == nullptr || group_->rank() == 0) return;
+  const auto own = random.find(of_rank(group_->rank()));
+  if (own != random.end()) {
+    random[of_cpu] = own->second;
+    return;
+  }
+  log(LogLevel::Warning,
+      fmt::format("checkpoint: it has no random generator of rank {}, which goes on with rank 0's",
+                  group_->rank()));
 }
 
 Result<void> HookedEngine::close() {

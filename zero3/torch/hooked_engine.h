@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <unistd.h>
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,16 +27,18 @@ struct HookedEngineOptions {
   std::string device = "cpu";          // open_accelerator()
   std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
   Unreached unreached = Unreached::IsSkipped;
-  std::uint64_t engines = 1;        // of the process, this one included: they share default budgets
-  UnitUses::Constants constants{};  // called on the thread that asks for gradients
+  /// Of the processes on this machine, this one included: they share default budgets.
+  std::uint64_t engines = 1;
+  std::shared_ptr<comm::Group> group{};  // of several ranks that train together; null: one
+  UnitUses::Constants constants{};       // called on the thread that asks for gradients
 };
 
 class HookedEngine {
  public:
   /// Plans, fills the home tiers from the tensors, and takes them over, to its device: tensors[i]
   /// is parameter i of the shape, and trainable where that asks for a gradient; `others` are what
-  /// else the model holds. After an error the model is as it was. Errors: those of StepCore::create
-  /// and initialize; of check_adoptable.
+  /// else the model holds. With several ranks all become what rank 0 has. After an error the model
+  /// is as it was. Errors: those of StepCore::create and initialize; of check_adoptable.
   static Result<std::unique_ptr<HookedEngine>> create(ModelShape shape, const Config& config,
                                                       const HookedEngineOptions& options,
                                                       std::span<const at::Tensor> tensors,
@@ -50,6 +53,9 @@ class HookedEngine {
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
   c10::Device device() const noexcept { return device_.torch; }
+  /// A tensor's elements become what they are on rank `root`; contiguous, on the CPU. Every rank
+  /// calls it alike. Errors: the group's.
+  Result<void> broadcast(const at::Tensor& tensor, std::uint32_t root);
   /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
   /// any dtype, or in a new one, fp32. Errors: as StepCore::read_state; Invalid.
   Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
@@ -87,6 +93,10 @@ class HookedEngine {
 
  private:
   HookedEngine() = default;
+  Result<void> take_first_values(std::span<const at::Tensor> tensors,
+                                 std::span<const NamedTensor> others);
+  Result<void> add_generators_of_ranks(SaveRequest& request);
+  void take_generator_of_rank(std::map<std::string, std::string>& random) const;
   Result<UnitUses*> uses_for(std::uint32_t parameter, const char* call);
   Result<void> check_values(std::uint32_t parameter, const at::Tensor& values,
                             const char* call) const;
@@ -94,6 +104,7 @@ class HookedEngine {
                      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 
   const pid_t process_ = getpid();
+  std::shared_ptr<comm::Group> group_;  // outlives the core
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
   ComputeDevice device_;  // outlives the core
   std::unique_ptr<StepCore> core_;

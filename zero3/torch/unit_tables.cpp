@@ -161,7 +161,7 @@ Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
   added_[parameter] = true;
   const std::int64_t width = gradient.size(-1);
   at::Tensor rows = ids.reshape(-1).to(at::kLong).contiguous();
-  const at::Tensor values = gradient.reshape({-1, width}).to(at::kFloat).contiguous();
+  const at::Tensor values = of_all_ranks(gradient).reshape({-1, width}).to(at::kFloat).contiguous();
   std::vector<std::int64_t> taken;
   std::vector<const float*> starts;
   const auto* row = rows.const_data_ptr<std::int64_t>();
@@ -173,6 +173,12 @@ Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
   }
   core_.counters().bytes_to_host +=
       taken.size() * static_cast<std::uint64_t>(width) * core_.gradients().element_size();
+  if (core_.gradients().holds()) {
+    std::vector<float> held;
+    for (const float* start : starts) held.insert(held.end(), start, start + width);
+    core_.gradients().hold_rows(parameter, std::move(taken), std::move(held));
+    return {};
+  }
   return core_.remember(
       core_.gradients().add_rows(parameter, taken, starts, static_cast<std::uint64_t>(width)));
 }
@@ -195,11 +201,13 @@ Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& fact
   Result<std::uint64_t> ended{std::uint64_t{0}};
   {
     const End end{gradients, parameter, ended};
-    each_part_of_gradient(factor, input, [&](std::int64_t first, const at::Tensor& part) {
-      const at::Tensor values = part.to(at::kFloat);
-      gradients.add_part(parameter, static_cast<std::uint64_t>(first * input.size(1)),
-                         values.const_data_ptr<float>(), static_cast<std::uint64_t>(part.numel()));
-    });
+    each_part_of_gradient(
+        of_all_ranks(factor), input, [&](std::int64_t first, const at::Tensor& part) {
+          const at::Tensor values = part.to(at::kFloat);
+          gradients.add_part(parameter, static_cast<std::uint64_t>(first * input.size(1)),
+                             values.const_data_ptr<float>(),
+                             static_cast<std::uint64_t>(part.numel()));
+        });
   }
   ARTESIAN_TRY(added, core_.remember(std::move(ended)));
   core_.counters().bytes_to_host += added * gradients.element_size();

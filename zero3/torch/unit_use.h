@@ -89,8 +89,7 @@ struct UnitUses::Use {
   struct Sum {
     std::uint32_t parameter = 0;
     std::uint32_t left = 0;  // edges whose nodes have not run
-    at::Tensor gradient{};
-    bool own = false;  // nobody else has its memory
+    Held held{};
   };
   /// Keeps how far backward is with the use in one graph task.
   struct Opened {

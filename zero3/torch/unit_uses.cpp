@@ -98,7 +98,7 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
         if (accumulates_in_current_task(accumulator) && !has_hooks(*accumulator)) {
           gradient = std::exchange(rest[edge], at::Tensor());
         }
-        uses.raise(uses.take(*use_, parameter, std::move(gradient)));
+        uses.raise(uses.take(*use_, parameter, gradient));
       }
       uses.raise(uses.strike(*use_));
     });
@@ -147,6 +147,8 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constant
       accesses_(layout_.stages),
       unit_holds_(layout_.units.size(), 0),
       away_(layout_.units.size(), false),
+      calls_(layout_.places.size(), 0),
+      several_(layout_.places.size(), false),
       added_(layout_.places.size(), false) {
   const auto& stages = core.shape().stages;
   for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
@@ -251,6 +253,7 @@ Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(check_whole());
   ARTESIAN_TRY_VOID(watch_.check());
   ARTESIAN_TRY_VOID(core_.take_update_back());
+  calls_.assign(calls_.size(), 0);
   if (pass == Pass::Train) {
     ARTESIAN_TRY_VOID(drop_gradients_if_the_caller_did());
     return open_forward();
@@ -266,7 +269,7 @@ Result<void> UnitUses::open_forward() {
   if (state == StepState::Backward) {
     // What follows the step's last backward, and is no step, is part of it.
     if (core_.micro_batches() + 1 >= core_.config().accumulation_steps) return {};
-    ARTESIAN_TRY_VOID(core_.end_backward(0));
+    ARTESIAN_TRY_VOID(close_backward());
   } else if (state == StepState::Forward || state == StepState::AwaitsBackward ||
              state == StepState::Full) {
     return {};
@@ -277,8 +280,14 @@ Result<void> UnitUses::open_forward() {
 /// The state of the step is one that other calls may come to.
 Result<void> UnitUses::close_forward_and_backward() {
   if (core_.state_of_step() == StepState::Forward) return core_.end_forward({});
-  if (core_.state_of_step() == StepState::Backward) return core_.end_backward(0);
+  if (core_.state_of_step() == StepState::Backward) return close_backward();
   return {};
+}
+
+Result<void> UnitUses::close_backward() {
+  auto closed = core_.end_backward(0);
+  if (core_.state_of_step() == StepState::Broken) damaged_ = true;  // another rank's micro-batch is
+  return closed;
 }
 
 Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
@@ -294,6 +303,7 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
         .thread = at::RecordFunction::currentThreadId(),
         .first_node = at::sequence_number::peek()});
   for (const std::uint32_t stage : stages) {
+    count_call(stage);
     auto held = hold(stage);
     if (held.has_value()) {
       frames()->back().stages.push_back(stage);
@@ -308,13 +318,8 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
 Result<void> UnitUses::gather(std::uint32_t parameter) {
   const auto held_alone = alone();
   if (unit_holds_[layout_.places[parameter].unit] > 0 || frames() == nullptr) return {};
-  const auto& stages = core_.shape().stages;
-  const auto owner = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
-    const auto& own = stage.parameters;
-    return std::find(own.begin(), own.end(), parameter) != own.end();
-  });
-  ARTESIAN_CHECK(owner != stages.end(), parameter);
-  const auto stage = static_cast<std::uint32_t>(owner - stages.begin());
+  const std::uint32_t stage = owner_of(parameter);
+  count_call(stage);
   ARTESIAN_TRY_VOID(hold(stage));
   frames()->back().stages.push_back(stage);
   others_[frames()->back().module].push_back(stage);
@@ -336,6 +341,17 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   auto left = release_all(frame.stages);
   ARTESIAN_TRY_VOID(end_call());
   return left;
+}
+
+/// The first stage that has it.
+std::uint32_t UnitUses::owner_of(std::uint32_t parameter) const {
+  const auto& stages = core_.shape().stages;
+  const auto owner = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
+    const auto& own = stage.parameters;
+    return std::find(own.begin(), own.end(), parameter) != own.end();
+  });
+  ARTESIAN_CHECK(owner != stages.end(), parameter);
+  return static_cast<std::uint32_t>(owner - stages.begin());
 }
 
 /// A call may return a parameter, or a view of one, whose stage is then the caller's, too, as if
@@ -496,7 +512,7 @@ Result<void> UnitUses::close(Use& use) {
   use.inner.open = false;
   const bool added = !use.inner.sums.empty();
   for (Use::Sum& sum : use.inner.sums) {
-    const at::Tensor rest = std::exchange(sum.gradient, at::Tensor());  // of readers that never ran
+    const at::Tensor rest = std::exchange(sum.held, {}).gradient;  // of readers that never ran
     if (rest.defined()) ARTESIAN_TRY_VOID(add(sum.parameter, rest));
   }
   use.inner.sums.clear();
@@ -517,75 +533,6 @@ Result<void> UnitUses::close(Use& use) {
   return core_.remember(core_.stage_accumulated(use.stages.front()));
 }
 
-Result<void> UnitUses::take(Use& use, std::uint32_t parameter, at::Tensor gradient) {
-  Use::Sum& sum = use.sum_of(parameter);
-  if (gradient.defined()) {
-    if (!sum.gradient.defined()) {
-      sum.gradient = std::move(gradient);
-    } else if (sum.own) {
-      sum.gradient.add_(gradient);
-    } else {  // autograd may have handed the first one to others, too
-      const at::NoGradGuard no_grad;
-      sum.gradient = sum.gradient + gradient;
-      sum.own = true;
-    }
-  }
-  if (sum.left > 0) --sum.left;
-  if (sum.left > 0 || !sum.gradient.defined()) return {};
-  return add(parameter, std::exchange(sum.gradient, at::Tensor()));
-}
-
-Result<void> UnitUses::check_added(std::uint32_t parameter, const at::Tensor& gradient) const {
-  const std::string& name = core_.shape().parameters[parameter].name;
-  if (gradient.requires_grad()) {
-    return make_error(ErrorCode::Unsupported, "backward(create_graph=True): parameter \"" + name +
-                                                  "\": not supported: gradients are not kept as "
-                                                  "tensors; leave create_graph out");
-  }
-  if (gradient.layout() == c10::kStrided) return {};
-  return make_error(ErrorCode::Unsupported, "parameter \"" + name +
-                                                "\": a sparse gradient is not supported yet: make "
-                                                "the nn.Embedding with sparse=False");
-}
-
-Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) {
-  ARTESIAN_TRY_VOID(check_added(parameter, gradient));
-  ARTESIAN_TRY_VOID(ready_for_gradients());
-  const ParameterPlace& place = layout_.places[parameter];
-  ARTESIAN_TRY_VOID(reopen(place.unit));
-  ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
-  const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
-  const at::Tensor given = gradient.to(dtype).contiguous();
-  added_[parameter] = true;
-  core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
-  const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
-  ARTESIAN_TRY(written, core_.state().device().record(tiering::Queue::Compute));
-  return core_.remember(core_.add(place.unit, added, written));
-}
-
-/// A backward of the step is open.
-Result<void> UnitUses::ready_for_gradients() {
-  if (core_.state_of_step() == StepState::Backward) return {};
-  if (!loss_.has_value() && core_.loss_scale() != 1.0) {
-    return make_error(ErrorCode::Invalid,
-                      "Loss scaling is required; use engine.backward(loss), or "
-                      "engine.scale(loss).backward()");
-  }
-  if (core_.state_of_step() == StepState::Forward) {
-    ARTESIAN_TRY_VOID(core_.end_forward({}));
-  } else if (core_.state_of_step() != StepState::AwaitsBackward) {
-    // Of a graph from before, whose forward has had one backward already.
-    ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
-    ARTESIAN_TRY_VOID(core_.end_forward({}));
-  }
-  const double losses[] = {loss_.value_or(0.0)};
-  std::vector<GroupStep> constants = constants_if_last();
-  return core_.begin_backward({.last = !constants.empty(),
-                               .learning_rate = {},
-                               .groups = std::move(constants),
-                               .losses = losses});
-}
-
 /// Autograd is done with a graph task, and has not failed.
 Result<void> UnitUses::end_task(int task) {
   const bool outermost = tasks_.size() == 1;
@@ -600,6 +547,7 @@ Result<void> UnitUses::end_task(int task) {
   }
   std::erase_if(tasks_, [task](const Task& ended) { return ended.number == task; });
   if (outermost) {
+    ARTESIAN_TRY_VOID(add_held());
     ++backwards_;
     watch_.place_gradients(added_);
   }
@@ -608,6 +556,7 @@ Result<void> UnitUses::end_task(int task) {
 
 /// After a failure: what is open is forgotten.
 Result<void> UnitUses::release_open() {
+  held_.clear();
   // A node of theirs may still run on another thread: its hooks do nothing any more.
   for (const Task& task : tasks_) failed_through_ = std::max(failed_through_, task.number);
   tasks_.clear();
@@ -709,7 +658,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   }
   if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss that nobody wanted
     ARTESIAN_TRY_VOID(core_.begin_backward({.last = false}));
-    ARTESIAN_TRY_VOID(core_.end_backward(0));
+    ARTESIAN_TRY_VOID(close_backward());
   }
   ARTESIAN_TRY_VOID(core_.check(StepCall::FinishUpdate, "step"));
   if (core_.micro_batches() == 0) {
@@ -725,12 +674,13 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   backwards_before_ = std::exchange(backwards_, 0);
   if (result.overflow) return result;
   tensors_.bump_versions();
-  if (!core_.resident()) {
+  // Below stage 3 the caller may read parameters from here on; several ranks are together here.
+  if (core_.completes_update()) ARTESIAN_TRY_VOID(core_.finish_update());
+  if (core_.resident()) {
+    bind_persistent();
+  } else {
     put_persistent_away();
-    return result;
   }
-  ARTESIAN_TRY_VOID(core_.finish_update());  // the caller may read parameters from here on
-  bind_persistent();
   return result;
 }
 
@@ -741,7 +691,8 @@ Result<void> UnitUses::zero_gradients() {
   ARTESIAN_TRY_VOID(read_words());
   watch_.take_gradients_away();
   const bool whole = check_whole().has_value();
-  const bool some = std::find(added_.begin(), added_.end(), true) != added_.end();
+  const bool some = std::find(added_.begin(), added_.end(), true) != added_.end() ||
+                    core_.is_awaited() || (core_.ranks() > 1 && core_.micro_batches() > 0);
   if (whole && !some) return {};
   ARTESIAN_TRY_VOID(core_.abandon_step());
   damaged_ = false;

@@ -39,9 +39,13 @@
 //
 // Passes: the outermost call decides. A training pass opens a forward of the step, which then stays
 // open until gradients come; the backward stays open until the next forward, evaluation or step: so
-// several forwards and several backwards in any order are one micro-batch, or more. Everything is
-// exact for one micro-batch as autograd would add it; from the second on, where a parameter has
-// several uses, each is added to the sum by itself.
+// several forwards and several backwards in any order are one micro-batch, or more.
+//
+// A parameter that one pass uses several times, a tied one or a block that is shared, has a
+// gradient of each use; they are summed in the dtype that is computed in, as autograd sums them,
+// until the backward ends, and added once. What several forwards of one micro-batch make of a
+// parameter that each uses once is added one by one; with several ranks it is summed, too, since
+// each sends what its micro-batch has made once.
 //
 // Used from any thread, one at a time: each call and hook holds the link's lock. On a device
 // autograd runs nodes, their hooks and what a checkpoint computes once more on a thread of the
@@ -56,6 +60,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -169,6 +174,12 @@ class UnitUses {
     int number = 0;
     std::weak_ptr<const void> runs;  // expires with autograd's graph task
   };
+  struct Held {
+    at::Tensor gradient{};
+    bool own = false;  // nobody else has its memory
+    /// Adds to the sum.
+    void add(const at::Tensor& more);
+  };
   std::unique_lock<std::recursive_mutex> alone() const;
   Frames* frames();
   void push(Frame frame);
@@ -183,6 +194,7 @@ class UnitUses {
   Result<void> begin_pass(Pass pass);
   Result<void> open_forward();
   Result<void> close_forward_and_backward();
+  Result<void> close_backward();
   Result<void> hold(std::uint32_t access);
   Result<void> hold_all(const std::shared_ptr<Use>& use);
   Result<void> release(std::uint32_t access);
@@ -195,13 +207,18 @@ class UnitUses {
                                             const Use& use) const;
   std::optional<std::uint32_t> stage_of(std::uint32_t parameter,
                                         std::span<const std::uint32_t> stages) const;
+  std::uint32_t owner_of(std::uint32_t parameter) const;
   void hand_over(const Frame& frame, std::span<const at::Tensor> outputs);
   std::shared_ptr<Use> walk(const Frame& frame, std::span<const at::Tensor> outputs);
   Result<void> open(const std::shared_ptr<Use>& use, int task);
   Result<void> strike(Use& use);
   Result<void> close(Use& use);
-  Result<void> take(Use& use, std::uint32_t parameter, at::Tensor gradient);
+  Result<void> take(Use& use, std::uint32_t parameter, const at::Tensor& gradient);
   Result<void> add(std::uint32_t parameter, const at::Tensor& gradient);
+  Result<void> add_once(std::uint32_t parameter, const at::Tensor& gradient);
+  Result<void> add_held();
+  void count_call(std::uint32_t stage);
+  at::Tensor of_all_ranks(const at::Tensor& gradient) const;
   Result<void> check_added(std::uint32_t parameter, const at::Tensor& gradient) const;
   bool takes_by_itself(std::uint32_t parameter) const;
   Result<void> add_rows(std::uint32_t parameter, const at::Tensor& ids, const at::Tensor& gradient,
@@ -213,6 +230,7 @@ class UnitUses {
   Result<void> reopen(std::uint32_t unit);
   std::vector<std::uint32_t> units_of(const std::vector<std::uint32_t>& stages) const;
   void complete_units(const Use& use);
+  bool holds_any_of(std::uint32_t unit) const;
   Result<void> end_passes();
   Result<void> end_task(int task);
   Result<void> release_open();
@@ -249,6 +267,9 @@ class UnitUses {
   std::vector<Task> tasks_;                                      // of autograd, that have not ended
   int failed_through_ = -1;             // numbers of tasks that failed; they rise
   std::optional<double> loss_;          // of the backward that was announced
+  std::vector<std::uint32_t> calls_;    // by parameter: that read it, below the outermost one
+  std::vector<bool> several_;           // by parameter: some pass has used it several times
+  std::map<std::uint32_t, Held> held_;  // by parameter, of these
   std::vector<bool> added_;             // by parameter: since the last step
   std::uint64_t backwards_ = 0;         // calls of autograd that have ended, since then
   std::uint64_t backwards_before_ = 0;  // of the step before

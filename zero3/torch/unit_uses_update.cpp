@@ -32,9 +32,15 @@ std::vector<std::uint32_t> UnitUses::units_of(const std::vector<std::uint32_t>& 
 void UnitUses::complete_units(const Use& use) {
   if (!core_.in_last_backward()) return;
   for (const std::uint32_t unit : use.units) {
-    if (link_->awaited[unit].load(std::memory_order_relaxed) != 0) continue;
+    if (link_->awaited[unit].load(std::memory_order_relaxed) != 0 || holds_any_of(unit)) continue;
     if (layout_.units[unit].trainable && !core_.is_complete(unit)) core_.complete(unit);
   }
+}
+
+/// True if what was made of a gradient of the unit's is added later.
+bool UnitUses::holds_any_of(std::uint32_t unit) const {
+  return std::any_of(held_.begin(), held_.end(),
+                     [&](const auto& held) { return layout_.places[held.first].unit == unit; });
 }
 
 /// Somebody uses a unit, or adds to its gradient, whose last use seemed to be over.

@@ -1,20 +1,18 @@
-"""deepspeed.comm: the process group, of one process so far; surface.py has what is PyTorch's."""
+"""deepspeed.comm: the process group; surface.py has what is PyTorch's."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import sys
 from typing import Any
 
 import torch.distributed
 
-from artesian import devices
+from artesian import devices, ranks
 from artesian.deepspeed import gpus
-from artesian.ranks import check_one_process
-
-
-def is_initialized() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+from artesian.errors import UnsupportedError
+from artesian.ranks import is_initialized as is_initialized
 
 
 def init_distributed(
@@ -29,18 +27,41 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Makes the process group, unless there is one, without a port: nobody else takes part. The
-    arguments are DeepSpeed's; those that concern other processes have no effect."""
-    check_one_process(world_size)
+    """Makes the process group that the launcher asks for, unless there is one: of one process
+    without a port, since nobody else takes part. `rank`, `world_size`: where no launcher says so.
+    DeepSpeed's other arguments have no effect."""
     gpus.tell()
-    if is_initialized():
-        return
-    torch.distributed.init_process_group(
-        process_group_backend(),
-        store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
-        rank=0,
-        world_size=1,
-    )
+    if is_initialized() and world_size > 1 and world_size != get_world_size():
+        raise UnsupportedError(
+            f"init_distributed: got world_size {world_size}, and there is a group of "
+            f"{get_world_size()} already"
+        )
+    if not is_initialized() and world_size > 1:
+        torch.distributed.init_process_group(
+            process_group_backend(),
+            init_method=init_method,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    ranks.join(timeout)
+    if not is_initialized():
+        torch.distributed.init_process_group(
+            process_group_backend(),
+            store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
+            rank=0,
+            world_size=1,
+        )
+    tell_accelerate()
+
+
+def tell_accelerate() -> None:
+    """Where accelerate is looking for other processes right now: on a CPU it believes in one,
+    unless a backend is named. What it keeps of that has been there for years."""
+    module = sys.modules.get("accelerate.state")
+    shared = getattr(getattr(module, "PartialState", None), "_shared_state", None)
+    if shared is not None and get_world_size() > 1 and shared.get("backend") is None:
+        shared["backend"] = torch.distributed.get_backend()
 
 
 def process_group_backend() -> str:

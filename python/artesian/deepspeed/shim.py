@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from artesian import devices
+from artesian import devices, ranks
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.config import expand_dotted
 from artesian.deepspeed import comm, surface
@@ -53,13 +53,12 @@ def initialize(
     config_params: Any = None,
 ) -> tuple[Engine, TieredOptimizer | None, Any, Any]:
     """deepspeed.initialize."""
-    if mpu is not None or mesh_param is not None:
-        raise UnsupportedError(
-            "deepspeed.initialize: mpu, mesh_param: not supported: there is one process"
-        )
     if model is None:
         raise MissingError("deepspeed.initialize(model=...): got none, allowed a torch.nn.Module")
     comm.init_distributed()
+    group = None
+    if mpu is not None or mesh_param is not None:
+        group = ranks.data_parallel_group(mpu, mesh_param)
     result = begin(
         args=args,
         model=model,
@@ -71,6 +70,7 @@ def initialize(
         config=config if config is not None else config_params or old_config_of(args),
         manner=Manner.DEEPSPEED,
         adam=adam_of,
+        group=group,
     )
     describe_parameters(result[0])
     return result

@@ -1,0 +1,50 @@
+"""Parameters that are frozen while an engine has them, and become trainable again behind it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def freeze(model: nn.Module) -> list[nn.Parameter]:
+    """Returns those that were not frozen before."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    return trainable
+
+
+def leave_out(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
+) -> list[nn.Parameter]:
+    """Freezes, and returns, the trainable parameters that no group has: as with DeepSpeed they are
+    not trained, which one line says."""
+    groups: Any = model_parameters if optimizer is None else optimizer.param_groups
+    if groups is None:
+        return []
+    chosen = {
+        id(parameter)
+        for group in groups
+        for parameter in (group["params"] if isinstance(group, dict) else [group])
+    }
+    left = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left = {name: p for name, p in left.items() if id(p) not in chosen}
+    if not chosen or not left:
+        return []
+    logging.getLogger("artesian").warning(
+        "initialize(): %d parameters are in no group of the optimizer, and are not trained: %s",
+        len(left),
+        ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else ""),
+    )
+    for parameter in left.values():
+        parameter.requires_grad_(False)
+    return list(left.values())
+
+
+def thaw(parameters: list[nn.Parameter]) -> None:
+    """Undoes freeze()."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)

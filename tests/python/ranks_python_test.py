@@ -1,0 +1,266 @@
+"""Proves that processes which train one model from Python have the bits of one process that runs
+all their micro-batches: the model zoo, at every stage and placement, with graphs that differ from
+rank to rank; that checkpoints of any number of ranks are loaded by any other; that an unchanged
+Trainer script trains, saves and goes on with two processes, and PyTorch's own tutorial script with
+four; and that a rank which fails, or has something else, is an error on all of them."""
+
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+
+import hf
+import pytest
+import ranks_worker
+import torch
+
+TESTS = pathlib.Path(__file__).parent
+ZOO = [
+    {"model": "gpt2"},
+    {"model": "llama_tied", "optimizer": "nvme", "dtype": "bf16"},
+    {"model": "mixtral", "stage": 2, "optimizer": "cpu", "dtype": "bf16"},
+    {"model": "albert"},
+    {"model": "gpt2", "checkpointing": "reentrant"},
+    {"model": "t5", "stage": 1, "dtype": "fp16"},
+    {"model": "bart", "stage": 0},
+    {"model": "clip", "param": "cpu"},
+    {"model": "llama", "freeze": "mlp", "param": "nvme", "optimizer": "nvme", "dtype": "bf16"},
+    {"model": "lstm", "stage": 2, "optimizer": "nvme"},
+    {"model": "deberta", "dtype": "bf16"},
+    {"model": "branches", "optimizer": "cpu"},
+]
+THREE = [
+    {"model": "branches", "stage": 2, "micro_batches": 6},
+    {"model": "llama_tied", "stage": 1, "optimizer": "nvme", "dtype": "fp16", "micro_batches": 3},
+]
+SAVED = {"model": "llama", "freeze": "mlp", "optimizer": "nvme", "param": "nvme", "dtype": "bf16",
+         "micro_batches": 6}  # fmt: skip
+
+
+def torchrun(folder, ranks, *words, as_deepspeed=False, check=True):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", str(ranks), *map(str, words)]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240,
+                          env=hf.environment(folder, as_deepspeed=as_deepspeed))  # fmt: skip
+    assert not check or done.returncode == 0, done.stderr[:6000]
+    return done
+
+
+def run_ranks(folder, ranks, cases):
+    (folder / "cases.json").write_text(json.dumps(cases))
+    torchrun(folder, ranks, TESTS / "ranks_worker.py", folder / "cases.json", folder / "found.json")
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(2, ZOO), (3, THREE)])
+def test_ranks_have_the_bits_of_one(tmp_path, ranks, cases):
+    found = run_ranks(tmp_path, ranks, cases)
+    for case, of_ranks in zip(cases, found, strict=True):
+        assert of_ranks == ranks_worker.run(case, 0, 1, tmp_path), case
+    assert {case["model"] for case in cases} >= {"branches", "llama_tied"}
+
+
+def test_checkpoints_of_any_number_of_ranks_are_loaded_by_any(tmp_path):
+    whole = ranks_worker.run({**SAVED, "steps": 4}, 0, 1, tmp_path)
+    first = {**SAVED, "steps": 1, "save": True}
+    run_ranks(tmp_path, 3, [first, {**SAVED, "steps": 2, "load": True, "save": True}])
+    assert {p.name for p in (tmp_path / "saved" / "global_step2").glob("*.safetensors")} == {
+        "rank0.safetensors", "rank1.safetensors", "rank2.safetensors", "frozen.safetensors"
+    }  # fmt: skip
+    run_ranks(tmp_path, 2, [{**SAVED, "steps": 3, "load": True, "save": True}])
+    last = ranks_worker.run({**SAVED, "steps": 4, "load": True}, 0, 1, tmp_path)
+    assert last[1] == whole[1]
+    assert last[0] == whole[0][-len(last[0]) :]
+
+
+# What each rank does, and what all of them are told.
+FAULTS = """
+import json, sys, artesian, torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+said = {}
+
+def engine_for(width=4, lr=1e-3, accumulation=1):
+    torch.manual_seed(0)
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": accumulation,
+              "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+              "artesian": {"device_memory": "1MiB", "host_memory": "1MiB"}}
+    return artesian.initialize(model=torch.nn.Linear(4, width), config=config)[0]
+
+def refused(name, call):
+    try:
+        call()
+        said[name] = None
+    except artesian.errors.Error as error:
+        said[name] = str(error)
+    except RuntimeError as error:
+        said[name] = "RuntimeError: " + str(error).splitlines()[0]
+
+def loss_of(engine):
+    return engine(torch.full((2, 4), 1.0 + rank)).square().sum()
+
+def train(engine):
+    engine.backward(loss_of(engine))
+    engine.step()
+
+refused("rate", lambda: engine_for(lr=1e-3 * (1 + rank)))
+refused("shape", lambda: engine_for(width=4 + rank))
+engine = engine_for()
+train(engine)
+
+def without_graph():
+    loss = loss_of(engine)
+    engine.backward(loss.detach() if rank == 1 else loss)
+    engine.step()
+refused("graph", without_graph)
+engine.zero_grad()
+train(engine)
+
+def broken():
+    loss = loss_of(engine)
+    def fail(gradient):
+        raise RuntimeError("mine")
+    if rank == 1:
+        loss.register_hook(fail)
+    engine.backward(loss)
+    engine.step()
+refused("hook", broken)
+engine.zero_grad()
+train(engine)
+said["steps"] = engine.global_steps
+said["digest"] = engine.digest()
+
+if rank == 1:
+    engine.optimizer.param_groups[0]["lr"] = 1.0
+refused("group", lambda: train(engine))
+other = engine_for(accumulation=2)
+def early():
+    other.backward(loss_of(other))
+    if rank == 1:
+        other.backward(loss_of(other))
+    other.optimizer.step()
+refused("early", early)
+json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+"""
+
+
+def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
+    (tmp_path / "faults.py").write_text(FAULTS)
+    torchrun(tmp_path, 2, tmp_path / "faults.py", tmp_path)
+    first, second = (json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1))
+    assert "the learning rate behind 0 updates: rank 0 has 0.001, rank 1 has 0.002" in first["rate"]
+    assert first["rate"] == second["rate"]
+    assert "the model's names, shapes and stages: rank 0 has " in first["shape"]
+    assert second["graph"].startswith("backward(loss): got a tensor of shape ()")
+    given_up = "rank 1 has refused its batch; call zero_grad() on all ranks, and go on"
+    assert first["graph"] == first["hook"] == given_up
+    assert second["hook"] == "RuntimeError: mine"
+    assert first["steps"] == second["steps"] == 3
+    assert first["digest"] == second["digest"]
+    assert "learning rates, or other constants of parameter groups, differ" in first["group"]
+    assert first["early"].startswith("ranks do different things: rank 0 is at the update of step 1")
+
+
+TRAINER = """
+import json, sys, torch, transformers
+accumulation, out, resume = (sys.argv[1:] + [""])[:3]
+transformers.set_seed(3)
+ids = torch.randint(0, 90, (48, 16), generator=torch.Generator().manual_seed(1))
+data = [{"input_ids": row, "labels": row} for row in ids]
+shape = transformers.GPT2Config(
+    vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+arguments = transformers.TrainingArguments(
+    out, deepspeed="config.json", max_steps=6, per_device_train_batch_size=2,
+    gradient_accumulation_steps=int(accumulation), learning_rate=1e-3, weight_decay=0.1,
+    logging_steps=1, eval_strategy="steps", eval_steps=3, save_steps=3, report_to=[], seed=3)
+trainer = transformers.Trainer(
+    model=transformers.GPT2LMHeadModel(shape), args=arguments, train_dataset=data,
+    eval_dataset=data[:8])
+trainer.train(resume_from_checkpoint=resume or None)
+trainer.save_model(out + "/saved")
+digest = trainer.model_wrapped.digest()
+if trainer.is_world_process_zero():
+    history = trainer.state.log_history
+    result = {key: [entry[key] for entry in history if key in entry]
+              for key in ("loss", "grad_norm", "eval_loss")}
+    json.dump({**result, "digest": digest}, open(out + "/result.json", "w"))
+"""
+TRAINER_CONFIG = {
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "state"},
+        "offload_param": {"device": "cpu"},
+    },
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "artesian": {"device_memory": "8MiB", "host_memory": "8MiB", "engine": "threads"},
+}
+
+
+def test_a_trainer_script_runs_with_two_processes(tmp_path):
+    (tmp_path / "script.py").write_text(TRAINER)
+    (tmp_path / "config.json").write_text(json.dumps(TRAINER_CONFIG))
+    hf.run(tmp_path, "script.py", "4", "one", as_deepspeed=True)
+    torchrun(tmp_path, 2, "script.py", "2", "two", as_deepspeed=True)
+    torchrun(tmp_path, 2, "script.py", "2", "two", "two/checkpoint-3", as_deepspeed=True)
+    one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("one", "two"))
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert two[key] == pytest.approx(one[key], rel=1e-6)
+    assert two["digest"] == one["digest"]
+    saved = [tmp_path / each / "saved" / "model.safetensors" for each in ("one", "two")]
+    assert saved[0].read_bytes() == saved[1].read_bytes()
+
+
+TUTORIAL = """
+import os, sys, artesian, torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+def main(rank, world_size, kind):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[1])
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    data = TensorDataset(*torch.randn(2, 64, 8).unbind())
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    model = torch.nn.Linear(8, 8)
+    plain = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    plain.module.load_state_dict(model.state_dict())
+    make = getattr(torch.optim, kind)
+    other = make(plain.parameters(), lr=1e-2)
+    model, optimizer, _, _ = artesian.initialize(
+        model=model, optimizer=make(model.parameters(), lr=1e-2), config={"train_batch_size": 32})
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for source, target in loader:
+            for trained, steps in ((model, optimizer), (plain, other)):
+                steps.zero_grad()
+                torch.nn.functional.mse_loss(trained(source), target).backward()
+                steps.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters()):
+        ours = model.full_parameter(ours)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    for kind in ("AdamW", "SGD"):
+        torch.multiprocessing.spawn(main, args=(4, kind), nprocs=4)
+"""
+
+
+def test_the_tutorials_script_runs_with_four_processes(tmp_path):
+    (tmp_path / "tutorial.py").write_text(TUTORIAL)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    hf.run(tmp_path, "tutorial.py", str(port), as_deepspeed=False)

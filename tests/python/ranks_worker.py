@@ -1,0 +1,116 @@
+"""Trains small models as one of several ranks, or as one rank with all their micro-batches, and
+says what came of it. As a program, started by torchrun: `ranks_worker.py CASES RESULTS`, two JSON
+files; rank 0 writes the second."""
+
+import json
+import pathlib
+import sys
+
+import artesian
+import small_models
+import torch
+
+STEPS = 3
+
+
+def config_of(case, accumulation, folder):
+    config = small_models.config_for()
+    config["train_micro_batch_size_per_gpu"] = 1
+    config["gradient_accumulation_steps"] = accumulation
+    config["gradient_clipping"] = 0.5
+    zero = config["zero_optimization"] = {"stage": case.get("stage", 3)}
+    for section in ("optimizer", "param"):
+        if section in case:
+            place = {"device": case[section], "nvme_path": str(folder)}
+            zero[f"offload_{section}"] = place
+    dtype = case.get("dtype", "fp32")
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True}
+    if dtype == "fp16":  # so large a scale that the first steps are skipped
+        config["fp16"].update(initial_scale_power=18, loss_scale_window=2, hysteresis=1)
+    return config
+
+
+class Branches(torch.nn.Module):
+    """Another part of it is used for each batch: a graph that differs from rank to rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.unused = torch.nn.Linear(8, 8)
+
+    def forward(self, hidden, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for index in torch.randperm(4, generator=generator)[: 1 + seed % 4]:
+            hidden = torch.tanh(self.blocks[index](hidden))
+        return small_models.transformers.utils.ModelOutput(loss=hidden.square().mean())
+
+
+def make(case, rank):
+    """Without dropout, which has a generator of its own on each rank."""
+    if case["model"] == "branches":
+        torch.manual_seed(1)
+        model = Branches()
+
+        def batch(seed):
+            return {"hidden": small_models.noise(seed, 3, 8), "seed": seed}
+    else:
+        model, batch = small_models.make(case["model"])
+    for parameter in model.parameters() if rank > 0 else ():
+        parameter.data.normal_()  # what rank 0 has, counts
+    model.eval()
+    if "checkpointing" in case:
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model.gradient_checkpointing_enable({"use_reentrant": case["checkpointing"] == "reentrant"})
+    if "freeze" in case:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(case["freeze"] not in name)
+    return model, batch
+
+
+def run(case, rank, ranks, folder):
+    """Of each step loss, norm, overflow and loss scale; a gradient; and the digest in the end."""
+    all_of_them = case.get("micro_batches", 2 * ranks if ranks > 1 else 4)
+    own = all_of_them // ranks
+    model, batch = make(case, rank)
+    engine = artesian.initialize(model=model, config=config_of(case, own, folder))[0]
+    if "load" in case:
+        engine.load_checkpoint(folder / "saved")
+    lines = []
+    for step in range(engine.global_steps, case.get("steps", STEPS)):
+        for micro in range(own):
+            loss = engine(**batch(step * all_of_them + micro * ranks + rank)).loss
+            engine.backward(loss)
+            if micro + 1 == own:
+                lines.append(gradient_of(engine, model))
+            engine.step()
+        last = engine.last_step
+        lines.append([last[key] for key in ("loss", "grad_norm", "overflow", "loss_scale")])
+    if "save" in case:
+        engine.save_checkpoint(folder / "saved")
+    result = [lines, engine.digest()]
+    engine.destroy()
+    return result
+
+
+def gradient_of(engine, model):
+    """The first parameter's, whole, as a sum."""
+    first = next(p for p in model.parameters() if p.requires_grad)
+    return engine.full_gradient(first).double().nan_to_num().sum().item()
+
+
+def main(cases, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    folder = pathlib.Path(results).parent
+    found = [run(case, rank, ranks, folder) for case in json.loads(pathlib.Path(cases).read_text())]
+    if rank == 0:
+        pathlib.Path(results).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+// The part of Gradients that holds a micro-batch's until it is whole.
+#include <algorithm>
+
+#include "base/check.h"
+#include "zero3/step/gradients.h"
+
+namespace artesian::zero3 {
+namespace {
+
+constexpr std::uint64_t read_at_once = 1 << 18;  // elements: 1 MiB
+
+// What a rank has of a parameter.
+constexpr std::uint8_t has_whole = 1;
+constexpr std::uint8_t has_rows = 2;
+
+}  // namespace
+
+void Gradients::hold(std::uint32_t parameter, const void* data) {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  ARTESIAN_CHECK(holds() && trainable(place.unit), parameter);
+  sums_->add(parameter, 0, static_cast<const std::byte*>(data), added_dtype(place.unit),
+             place.numel);
+  sums_->added(parameter);
+}
+
+Result<void> Gradients::add_held(std::span<const std::uint64_t> widths) noexcept {
+  const auto& units = state_.layout().units;
+  comm::Group& group = exchange_->group();
+  const std::size_t parameters = state_.layout().places.size();
+  std::vector<std::uint8_t> mine(parameters);
+  for (std::uint32_t parameter = 0; parameter < parameters; ++parameter) {
+    if (sums_->has(parameter)) mine[parameter] |= has_whole;
+    if (!sums_->rows_of(parameter).empty()) mine[parameter] |= has_rows;
+  }
+  ARTESIAN_TRY(told, group.exchange(std::as_bytes(std::span(mine)), {"gradients that there are"}));
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (!trainable(unit)) continue;
+    std::vector<std::uint8_t> there(group.ranks());
+    for (std::uint32_t rank = 0; rank < group.ranks(); ++rank) {
+      for (const std::uint32_t parameter : units[unit].parameters) {
+        there[rank] |= static_cast<std::uint8_t>(told[rank * parameters + parameter]);
+      }
+    }
+    ARTESIAN_TRY_VOID(add_unit_held(unit, there, widths[units[unit].parameters.front()]));
+    if (spilled(unit)) ARTESIAN_TRY_VOID(write_back());
+  }
+  sums_->clear();
+  return {};
+}
+
+/// `there`: by rank.
+Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
+                                      std::uint64_t width) noexcept {
+  const auto some = [&](std::uint8_t kind) {
+    return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
+  };
+  const DType dtype = state_.placement().param_dtype;
+  if (!some(has_rows)) {
+    return some(has_whole) ? add_of_all_ranks(unit, sums_->of_unit(unit), dtype) : Result<void>();
+  }
+  ARTESIAN_CHECK(state_.layout().units[unit].parameters.size() == 1, unit);
+  const std::uint32_t parameter = state_.layout().units[unit].parameters.front();
+  ARTESIAN_TRY(all, exchange_->rows(parameter, sums_->rows_of(parameter), width));
+  const auto first = std::find_if(there.begin(), there.end(), [](auto has) { return has != 0; });
+  if ((*first & has_whole) == 0) ARTESIAN_TRY_VOID(start_at_zero(unit));  // rows are added to zeros
+  if (some(has_whole)) {
+    ARTESIAN_TRY_VOID(add_of_all_ranks(unit, sums_->of_unit(unit), dtype, &all));
+  } else {
+    for (std::uint32_t rank = 0; rank < there.size(); ++rank) {
+      ARTESIAN_TRY_VOID(add_runs(parameter, all, rank, {}));
+    }
+  }
+  reached_[parameter] = set_[parameter] = true;
+  return {};
+}
+
+/// One rank's rows, look-up by look-up.
+Result<void> Gradients::add_runs(std::uint32_t parameter, const GradientExchange::Rows& rows,
+                                 std::uint32_t rank, const Range& range) noexcept {
+  for (const auto& run : rows.runs) {
+    if (run.rank != rank) continue;
+    ARTESIAN_TRY_VOID(sum_rows(parameter, std::span(rows.rows).subspan(run.first, run.count),
+                               std::span(rows.gradients).subspan(run.first, run.count), rows.width,
+                               range));
+  }
+  return {};
+}
+
+/// Each rank's share goes to all, a piece at a time. A sink that fails is not called any more.
+Result<void> Gradients::read_of_ranks(
+    std::uint32_t parameter,
+    const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
+  const ParameterPlace& place = state_.layout().places[parameter];
+  const Unit& unit = state_.layout().units[place.unit];
+  comm::Group& group = exchange_->group();
+  std::vector<float> values;
+  Result<void> outcome;
+  for (std::uint32_t owner = 0; owner < group.ranks(); ++owner) {
+    const std::uint64_t share = unit.share_begin(owner);
+    std::uint64_t first = std::max(place.first, share);
+    const std::uint64_t end = std::min(place.first + place.numel, share + unit.share);
+    for (; first < end; first += values.size()) {
+      values.clear();
+      const std::uint64_t count = std::min(read_at_once, end - first);
+      const auto take = [&](std::span<const float> some) -> Result<void> {
+        values.insert(values.end(), some.begin(), some.end());
+        return {};
+      };
+      const std::uint64_t begin = first - place.first;
+      if (owner == group.rank()) {
+        ARTESIAN_TRY_VOID(read_range(parameter, {begin, begin + count}, take));
+      }
+      values.resize(static_cast<std::size_t>(count));
+      ARTESIAN_TRY_VOID(group.broadcast(std::as_writable_bytes(std::span(values)), owner,
+                                        {"the gradient of", unit.name}));
+      if (outcome.has_value()) outcome = sink(values);
+    }
+  }
+  return outcome;
+}
+
+}  // namespace artesian::zero3

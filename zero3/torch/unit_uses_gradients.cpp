@@ -1,0 +1,117 @@
+// The part of UnitUses that takes gradients: what nodes hand over, summed where a parameter has
+// several, goes to the step.
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "zero3/torch/unit_use.h"
+#include "zero3/torch/unit_uses.h"
+
+namespace artesian::zero3 {
+
+Result<void> UnitUses::take(Use& use, std::uint32_t parameter, const at::Tensor& gradient) {
+  Use::Sum& sum = use.sum_of(parameter);
+  if (gradient.defined()) sum.held.add(gradient);
+  if (sum.left > 0) --sum.left;
+  if (sum.left > 0 || !sum.held.gradient.defined()) return {};
+  return add(parameter, std::exchange(sum.held, {}).gradient);
+}
+
+void UnitUses::Held::add(const at::Tensor& more) {
+  if (!gradient.defined()) {
+    gradient = more;
+  } else if (own) {
+    gradient.add_(more);
+  } else {  // autograd may have handed the first one to others, too
+    const at::NoGradGuard no_grad;
+    gradient = gradient + more;
+    own = true;
+  }
+}
+
+Result<void> UnitUses::check_added(std::uint32_t parameter, const at::Tensor& gradient) const {
+  const std::string& name = core_.shape().parameters[parameter].name;
+  if (gradient.requires_grad()) {
+    return make_error(ErrorCode::Unsupported, "backward(create_graph=True): parameter \"" + name +
+                                                  "\": not supported: gradients are not kept as "
+                                                  "tensors; leave create_graph out");
+  }
+  if (gradient.layout() == c10::kStrided) return {};
+  return make_error(ErrorCode::Unsupported, "parameter \"" + name +
+                                                "\": a sparse gradient is not supported yet: make "
+                                                "the nn.Embedding with sparse=False");
+}
+
+Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) {
+  ARTESIAN_TRY_VOID(check_added(parameter, gradient));
+  if (!several_[parameter]) return add_once(parameter, gradient);
+  ARTESIAN_TRY_VOID(ready_for_gradients());
+  ARTESIAN_TRY_VOID(reopen(layout_.places[parameter].unit));
+  held_[parameter].add(gradient);
+  return {};
+}
+
+/// What the backward that ends has made of parameters with several uses.
+Result<void> UnitUses::add_held() {
+  for (const auto& [parameter, held] : std::exchange(held_, {})) {
+    ARTESIAN_TRY_VOID(add_once(parameter, held.gradient));
+    const auto stage = owner_of(parameter);
+    ARTESIAN_TRY_VOID(core_.remember(core_.stage_accumulated(stage)));
+  }
+  return {};
+}
+
+/// A call that reads a stage's parameters begins.
+void UnitUses::count_call(std::uint32_t stage) {
+  if (current_task() != no_task || evaluating_) return;
+  for (const std::uint32_t parameter : core_.shape().stages[stage].parameters) {
+    if (++calls_[parameter] > 1) several_[parameter] = true;
+  }
+}
+
+Result<void> UnitUses::add_once(std::uint32_t parameter, const at::Tensor& gradient) {
+  ARTESIAN_TRY_VOID(ready_for_gradients());
+  const ParameterPlace& place = layout_.places[parameter];
+  ARTESIAN_TRY_VOID(reopen(place.unit));
+  ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
+  const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
+  const at::Tensor given = of_all_ranks(gradient).to(dtype).contiguous();
+  added_[parameter] = true;
+  core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
+  const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
+  ARTESIAN_TRY(written, core_.state().device().record(tiering::Queue::Compute));
+  return core_.remember(core_.add(place.unit, added, written));
+}
+
+/// A gradient of a loss that is this rank's alone, as its part of the mean over all ranks. Of a
+/// loss that was announced the caller has seen to it.
+at::Tensor UnitUses::of_all_ranks(const at::Tensor& gradient) const {
+  if (core_.ranks() == 1 || loss_.has_value()) return gradient;
+  const at::NoGradGuard no_grad;
+  return gradient / static_cast<double>(core_.ranks());
+}
+
+/// A backward of the step is open.
+Result<void> UnitUses::ready_for_gradients() {
+  if (core_.state_of_step() == StepState::Backward) return {};
+  if (!loss_.has_value() && core_.loss_scale() != 1.0) {
+    return make_error(ErrorCode::Invalid,
+                      "Loss scaling is required; use engine.backward(loss), or "
+                      "engine.scale(loss).backward()");
+  }
+  if (core_.state_of_step() == StepState::Forward) {
+    ARTESIAN_TRY_VOID(core_.end_forward({}));
+  } else if (core_.state_of_step() != StepState::AwaitsBackward) {
+    // Of a graph from before, whose forward has had one backward already.
+    ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
+    ARTESIAN_TRY_VOID(core_.end_forward({}));
+  }
+  const double losses[] = {loss_.value_or(0.0)};
+  std::vector<GroupStep> constants = constants_if_last();
+  return core_.begin_backward({.last = !constants.empty(),
+                               .learning_rate = {},
+                               .groups = std::move(constants),
+                               .losses = losses});
+}
+
+}  // namespace artesian::zero3
