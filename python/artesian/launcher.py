@@ -1,5 +1,6 @@
 """The command `deepspeed`, which starts a script as DeepSpeed's launcher does, with Artesian in
-DeepSpeed's place; and `ds_report`. Scripts of the wheel artesian-deepspeed. One process so far."""
+DeepSpeed's place; and `ds_report`. Scripts of the wheel artesian-deepspeed. One process, or several
+on this machine, which PyTorch's torchrun starts."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import argparse
 import importlib.metadata
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from artesian.deepspeed import gpus, surface
-from artesian.run import children_see_us
+from artesian.run import children_see_us, start_together
 
 HOSTFILE = "/job/hostfile"  # DeepSpeed's; read where it is there
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
@@ -42,20 +44,20 @@ class Refusal(Exception):
 def parser_of_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="deepspeed",
-        description="Starts a script with Artesian in DeepSpeed's place; one process so far.",
+        description="Starts a script with Artesian in DeepSpeed's place, on this machine.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("-H", "--hostfile", help=f"hosts and slots; {HOSTFILE} where that is there")
     add("-i", "--include", default="", help="hosts and slots to use: localhost:0")
     add("-e", "--exclude", default="", help="hosts and slots not to use")
-    add("--num_nodes", type=int, default=-1, help="1: several are not supported yet")
-    add("--num_gpus", "--num_accelerators", type=int, default=-1, help="1: as --num_nodes")
+    add("--num_nodes", type=int, default=-1, help="1; torchrun starts several")
+    add("--num_gpus", "--num_accelerators", type=int, default=-1, help="processes; 1 unless given")
     add("--master_port", type=int, default=29500, help="the script's MASTER_PORT")
     add("--master_addr", default="127.0.0.1", help="the script's MASTER_ADDR")
     add("--module", action="store_true", help="SCRIPT is a module's name")
     add("--no_python", action="store_true", help="SCRIPT is a program")
-    add("--no_local_rank", action="store_true", help="without --local_rank=0 before ARGUMENTS")
+    add("--no_local_rank", action="store_true", help="without --local_rank=N before ARGUMENTS")
     add("--force_multi", action="store_true", help=argparse.SUPPRESS)
     add("--autotuning", choices=("tune", "run"), help=argparse.SUPPRESS)
     add("--elastic_training", action="store_true", help=argparse.SUPPRESS)
@@ -86,16 +88,16 @@ def read_hostfile(path: str) -> dict[str, int]:
     return hosts
 
 
-def count_included(include: str) -> int:
-    """How many slots `--include` names. A host without slots counts as one."""
-    return sum(
-        len(set(slots.split(","))) if slots else 1
-        for _, _, slots in (node.partition(":") for node in include.split("@"))
-    )
+def slots_of(nodes: str) -> dict[str, set[str]]:
+    """Of `--include` and `--exclude`: hosts and their slots; none named: all."""
+    return {
+        host: set(slots.split(",")) if slots else set()
+        for host, _, slots in (node.partition(":") for node in nodes.split("@"))
+    }
 
 
-def check_one_process(given: argparse.Namespace) -> None:
-    """Refuses what asks for several processes, or for what there is not."""
+def processes_of(given: argparse.Namespace) -> int:
+    """How many to start. Refuses what asks for several machines, or for what there is not."""
     if given.autotuning:
         raise Refusal(
             f"--autotuning {given.autotuning}: not supported; `artesian plan` says what a config "
@@ -111,70 +113,89 @@ def check_one_process(given: argparse.Namespace) -> None:
             "--include, --exclude: got one of them and --num_nodes or --num_gpus, allowed one way "
             "to choose"
         )
-    asked = {"--num_nodes": given.num_nodes, "--num_gpus": given.num_gpus}
-    several = [f"{flag} {count}" for flag, count in asked.items() if count > 1]
-    if given.include and count_included(given.include) > 1:
-        several.append(f"--include {given.include}")
     path = given.hostfile or (HOSTFILE if os.path.isfile(HOSTFILE) else None)
+    hosts: dict[str, int] = {"localhost": max(given.num_gpus, 1)}
     if path is not None:
         if not os.path.isfile(path):
             raise Refusal(f"--hostfile {path}: there is no such file")
         hosts = read_hostfile(path)
-        if given.num_nodes != 1 and len(hosts) > 1 and not given.include:
-            several.append(f"{len(hosts)} hosts in {path}")
-        elif given.num_gpus != 1 and next(iter(hosts.values())) > 1 and not given.include:
-            several.append(f"{next(iter(hosts.values()))} slots in {path}")
+    if given.num_nodes > 0 and path is not None:
+        hosts = dict(list(hosts.items())[: given.num_nodes])
+    included = slots_of(given.include) if given.include else {}
+    if included:
+        hosts = {host: len(slots) or hosts.get(host, 1) for host, slots in included.items()}
+    for host, slots in (slots_of(given.exclude) if given.exclude else {}).items():
+        left = hosts.pop(host, 0) - len(slots)
+        if slots and left > 0:
+            hosts[host] = left
+    several = [f"{len(hosts)} hosts: {', '.join(hosts)}"] if len(hosts) != 1 else []
+    if given.num_nodes > len(hosts):
+        several.append(f"--num_nodes {given.num_nodes}")
     if given.force_multi:
         several.append("--force_multi")
     if several:
         raise Refusal(
-            f"got {', '.join(several)}, allowed one process, as --num_nodes 1 --num_gpus 1 starts: "
-            "several ranks are not supported yet"
+            f"got {'; '.join(several)}; allowed one host so far: start torchrun on each machine "
+            "(docs/distributed.md)"
         )
+    asked: int = given.num_gpus
+    there = next(iter(hosts.values()))
+    return min(asked, there) if asked > 0 and path is not None else there
 
 
 def note_without_effect(given: argparse.Namespace) -> None:
     flags = [flag for flag in WITHOUT_EFFECT if getattr(given, flag[2:]) not in (None, False)]
     if flags and not given.quiet and LEVELS.index(given.log_level) < LEVELS.index("warning"):
-        print(f"deepspeed: note: {', '.join(flags)}: no effect with one process", file=sys.stderr)
+        print(f"deepspeed: note: {', '.join(flags)}: no effect on one machine", file=sys.stderr)
 
 
-def command_of(given: argparse.Namespace) -> list[str]:
-    rank = [] if given.no_local_rank else ["--local_rank=0"]
+def command_of(given: argparse.Namespace, processes: int) -> list[str]:
+    """Of each process. Among several the shell puts in which one it is."""
     before = []
     if not given.no_python:
         before = [sys.executable, "-u"]
         if not children_see_us():  # a package that is found by PYTHONPATH alone
             before += ["-m", "artesian.run"]
         before += ["-m"] if given.module else []
-    return [*before, given.script, *rank, *given.arguments]
+    before.append(given.script)
+    if given.no_local_rank:
+        return [*before, *given.arguments]
+    if processes == 1:
+        return [*before, "--local_rank=0", *given.arguments]
+    script = f'exec {shlex.join(before)} "--local_rank=$LOCAL_RANK" "$@"'
+    return ["sh", "-c", script, "sh", *given.arguments]
+
+
+def variables_of(processes: int) -> dict[str, str]:
+    """What DeepSpeed's launcher sets for all of them alike."""
+    return {SWITCH: "1", "LOCAL_SIZE": str(processes), "CROSS_RANK": "0", "CROSS_SIZE": "1"}
 
 
 def environment_of(given: argparse.Namespace) -> dict[str, str]:
-    """As DeepSpeed's launcher sets it for the one process."""
+    """Of one process."""
     return {
         **os.environ,
-        SWITCH: "1",
+        **variables_of(1),
         "MASTER_ADDR": given.master_addr,
         "MASTER_PORT": str(given.master_port),
         "WORLD_SIZE": "1",
         "RANK": "0",
         "LOCAL_RANK": "0",
-        "LOCAL_SIZE": "1",
-        "CROSS_RANK": "0",
-        "CROSS_SIZE": "1",
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`deepspeed`: becomes the script, so that signals and the exit code are its own."""
+    """`deepspeed`: becomes the script, so that signals and the exit code are its own; or torchrun,
+    which starts several of it."""
     given = parser_of_arguments().parse_args(arguments)
     try:
         if given.module and given.no_python:
             raise Refusal("--module, --no_python: got both, allowed one of them")
-        check_one_process(given)
+        processes = processes_of(given)
         note_without_effect(given)
-        command = command_of(given)
+        command = command_of(given, processes)
+        if processes > 1:
+            start_together(processes, given.master_port, command, **variables_of(processes))
         sys.stdout.flush()
         os.execvpe(command[0], command, environment_of(given))
     except Refusal as refusal:

@@ -13,18 +13,30 @@ import os
 import runpy
 import site
 import sys
+from typing import NoReturn
 
 from artesian.errors import UnsupportedError
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="artesian run", description=__doc__.splitlines()[0])
-    parser.add_argument("--num_gpus", type=int, default=1, help="1: several are not supported yet")
-    parser.add_argument("--num_nodes", type=int, default=1, help="1: several are not supported yet")
+    parser.add_argument("--num_gpus", type=int, default=1, help="processes that train together")
+    parser.add_argument("--num_nodes", type=int, default=1, help="1; torchrun starts several")
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     return parser.parse_args(arguments)
+
+
+def start_together(processes: int, port: int, command: list[str], **variables: str) -> NoReturn:
+    """Becomes PyTorch's torchrun, which starts the command so often on this machine, each with the
+    variables of its rank; ends the others if one fails, and passes signals on."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--no-python"]
+    start += [f"--nproc-per-node={processes}", f"--master-port={port}", "--master-addr=127.0.0.1"]
+    of_one = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in of_one}
+    sys.stdout.flush()
+    os.execve(sys.executable, [*start, *command], {**environment, **variables})
 
 
 def children_see_us() -> bool:
@@ -35,11 +47,15 @@ def children_see_us() -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     given = parse(arguments)
-    if given.num_gpus > 1 or given.num_nodes > 1:
+    if given.num_nodes > 1:
         raise UnsupportedError(
-            f"artesian run: got --num_gpus {given.num_gpus} --num_nodes {given.num_nodes}, allowed "
-            "1 of each; several ranks are not supported yet"
+            f"artesian run: got --num_nodes {given.num_nodes}, allowed 1; start torchrun on each "
+            "machine (docs/distributed.md)"
         )
+    if given.num_gpus > 1:
+        module = ["-m"] if given.module else []
+        words = [sys.executable, "-u", "-m", "artesian.run", *module, given.script]
+        start_together(given.num_gpus, 29500, [*words, *given.arguments])
     import artesian.deepspeed  # noqa: F401
 
     if not children_see_us():

@@ -1,10 +1,12 @@
 """Proves that yesterday's launch line runs: the wheel artesian-deepspeed, installed into an
 environment with Artesian, has the commands `deepspeed` and `ds_report`, and every process of that
-environment finds Artesian where it looks for DeepSpeed. What asks for several processes, or for
-files that are not there, is one line and exit code 2."""
+environment finds Artesian where it looks for DeepSpeed. Several processes of a machine are
+started together; what asks for several machines, or for files that are not there, is one line and
+exit code 2."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -66,6 +68,12 @@ sys.exit(int(sys.argv[-1]))
 """
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 def test_a_script_is_started_as_deepspeed_starts_it(run, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = ["--num_gpus=1", "--master_port", "1234", "script.py", "--num_gpus", "8", "3"]
@@ -77,10 +85,17 @@ def test_a_script_is_started_as_deepspeed_starts_it(run, tmp_path):
     }  # fmt: skip
     done = run("deepspeed", "--no_local_rank", "--module", "--save_pid", "script", "0")
     assert json.loads(done.stdout)[0] == ["0"]
-    assert done.stderr == "deepspeed: note: --save_pid: no effect with one process\n"
+    assert done.stderr == "deepspeed: note: --save_pid: no effect on one machine\n"
     assert run("deepspeed", "--no_python", "--no_local_rank", "echo", "--x").stdout == "--x\n"
     variables = json.loads(run("python", "script.py", "0").stdout)[1]  # without the command, too
     assert variables["RANK"] is None
+    words = ["--num_gpus=2", "--master_port", str(free_port()), "script.py", "a b", "0"]
+    two = run("deepspeed", *words)
+    said = sorted(map(json.loads, two.stdout.splitlines()))
+    assert [given for given, _ in said] == [[f"--local_rank={n}", "a b", "0"] for n in (0, 1)]
+    assert [(v["RANK"], v["WORLD_SIZE"], v["LOCAL_SIZE"]) for _, v in said] == [
+        ("0", "2", "2"), ("1", "2", "2")
+    ]  # fmt: skip
     off = run("python", "script.py", "0", code=1, ARTESIAN_AS_DEEPSPEED="0").stderr
     assert "PackageNotFoundError: " in off
 
@@ -112,13 +127,11 @@ def test_the_report_says_who_answers(run, environment):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--num_gpus 2", "got --num_gpus 2, allowed one process, as --num_nodes 1 --num_gpus 1"),
-        ("--num_nodes 2", "got --num_nodes 2, allowed one process"),
-        ("--include localhost:0,1", "got --include localhost:0,1, allowed one process"),
-        ("--include a@b", "got --include a@b, allowed one process"),
+        ("--num_nodes 2", "got --num_nodes 2; allowed one host so far: start torchrun on each"),
+        ("--include a@b", "got 2 hosts: a, b; allowed one host"),
+        ("--hostfile two --exclude a@b", "got 0 hosts: ; allowed one host"),
         ("--hostfile missing", "--hostfile missing: there is no such file"),
-        ("--hostfile two", "got 2 hosts in two, allowed one process"),
-        ("--num_nodes 1 --hostfile two", "got 4 slots in two, allowed one process"),
+        ("--hostfile two", "got 2 hosts: a, b; allowed one host"),
         ("--hostfile bad", '--hostfile bad, line 2: got "b 3", allowed NAME slots=N'),
         ("--hostfile twice", '--hostfile twice, line 2: got "a slots=1", allowed a line for each'),
         ("--hostfile empty", "--hostfile empty: got no host"),
@@ -126,7 +139,7 @@ def test_the_report_says_who_answers(run, environment):
         ("--include a --num_gpus 1", "allowed one way to choose"),
         ("--autotuning tune", "--autotuning tune: not supported; `artesian plan`"),
         ("--elastic_training", "--elastic_training: not supported"),
-        ("--force_multi", "got --force_multi, allowed one process"),
+        ("--force_multi", "got --force_multi; allowed one host"),
         ("--module --no_python", "--module, --no_python: got both"),
         ("--no_python --no_local_rank", "script.py: No such file or directory"),
     ],
@@ -158,3 +171,34 @@ def test_one_process_is_started(words, tmp_path, monkeypatch):
         launcher.main([*words.split(), "script.py", "-x"])
     assert started[0][1][-3:] == ["script.py", "--local_rank=0", "-x"]
     assert started[0][2]["ARTESIAN_AS_DEEPSPEED"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ("--num_gpus 2", 2),
+        ("--include localhost:0,1", 2),
+        ("--hostfile four", 4),
+        ("--hostfile four --num_gpus 3", 3),
+        ("--hostfile four --exclude localhost:1", 3),
+        ("--hostfile four --num_nodes 1", 4),
+    ],
+)
+def test_several_processes_are_started(words, processes, tmp_path, monkeypatch):
+    (tmp_path / "four").write_text("localhost slots=4\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "7")  # of somebody else's
+    started = []
+
+    def start(*arguments):
+        started.append(arguments)
+        raise OSError(0, "started")
+
+    monkeypatch.setattr(os, "execve", start)
+    with pytest.raises(SystemExit):
+        launcher.main([*words.split(), "--master_port=5", "--no_local_rank", "script.py", "-x"])
+    _, command, variables = started[0]
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert f"--nproc-per-node={processes}" in command and "--master-port=5" in command
+    assert command[-2:] == ["script.py", "-x"]
+    assert variables["LOCAL_SIZE"] == str(processes) and "RANK" not in variables

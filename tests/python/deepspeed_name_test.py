@@ -62,8 +62,8 @@ def test_run_is_a_way_to_ask(folder):
         "assert __main__.__file__ == 'script.py'\n"
     )
     hf.run(folder, "-m", "artesian.run", "script.py", "--more", as_deepspeed=False)
-    said = hf.run(folder, "-m", "artesian.run", "--num_gpus", "2", "script.py", fails=True).stderr
-    assert "allowed 1 of each; several ranks are not supported yet" in said
+    said = hf.run(folder, "-m", "artesian.run", "--num_nodes", "2", "script.py", fails=True).stderr
+    assert "got --num_nodes 2, allowed 1; start torchrun on each machine" in said
 
 
 NAMES = """
