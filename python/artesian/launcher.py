@@ -1,66 +1,66 @@
 """The command `deepspeed`, which starts a script as DeepSpeed's launcher does, with Artesian in
-DeepSpeed's place; and `ds_report`. Scripts of the wheel artesian-deepspeed. One process, or several
-on this machine, which PyTorch's torchrun starts."""
+DeepSpeed's place; and `ds_report`. Scripts of the wheel artesian-deepspeed. Several processes are
+started by PyTorch's torchrun, on this machine or on those of a hostfile."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
 import os
-import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from artesian import hosts
 from artesian.deepspeed import gpus, surface
+from artesian.hosts import Refusal
 from artesian.run import children_see_us, start_together
 
 HOSTFILE = "/job/hostfile"  # DeepSpeed's; read where it is there
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
+# As torchrun, mpirun and srun say it.
+OWN_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-$SLURM_LOCALID}}"
 # Flags that concern other processes or nodes, with whether they take a value.
 WITHOUT_EFFECT = {
     "--min_elastic_nodes": True,
     "--max_elastic_nodes": True,
-    "--node_rank": True,
-    "--launcher": True,
-    "--launcher_args": True,
-    "--no_ssh": False,
     "--no_ssh_check": False,
     "--save_pid": False,
     "--enable_each_rank_log": True,
     "--bind_cores_to_rank": False,
     "--bind_core_list": True,
-    "--ssh_port": True,
     "--venv_script": True,
 }
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-class Refusal(Exception):
-    """What the command line asks for and does not get."""
-
-
 def parser_of_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="deepspeed",
-        description="Starts a script with Artesian in DeepSpeed's place, on this machine.",
+        description="Starts a script with Artesian in DeepSpeed's place.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("-H", "--hostfile", help=f"hosts and slots; {HOSTFILE} where that is there")
     add("-i", "--include", default="", help="hosts and slots to use: localhost:0")
     add("-e", "--exclude", default="", help="hosts and slots not to use")
-    add("--num_nodes", type=int, default=-1, help="1; torchrun starts several")
-    add("--num_gpus", "--num_accelerators", type=int, default=-1, help="processes; 1 unless given")
+    add("--num_nodes", type=int, default=-1, help="the first so many hosts")
+    add("--num_gpus", "--num_accelerators", type=int, default=-1, help="processes on each host")
     add("--master_port", type=int, default=29500, help="the script's MASTER_PORT")
-    add("--master_addr", default="127.0.0.1", help="the script's MASTER_ADDR")
+    add("--master_addr", default="", help="of the first host, whose name it is unless given")
     add("--module", action="store_true", help="SCRIPT is a module's name")
     add("--no_python", action="store_true", help="SCRIPT is a program")
     add("--no_local_rank", action="store_true", help="without --local_rank=N before ARGUMENTS")
     add("--force_multi", action="store_true", help=argparse.SUPPRESS)
     add("--autotuning", choices=("tune", "run"), help=argparse.SUPPRESS)
     add("--elastic_training", action="store_true", help=argparse.SUPPRESS)
+    add("--launcher", help="of several hosts: " + ", ".join(hosts.LAUNCHERS))
+    add("--launcher_args", default="", help="more arguments for it")
+    add("--ssh_port", type=int, help="ssh's")
+    add("--no_ssh", action="store_true", help="this command is started on each host, with")
+    add("--node_rank", type=int, default=-1, help="its number, from 0 on")
     for flag, valued in WITHOUT_EFFECT.items():
         add(flag, help=argparse.SUPPRESS, action="store" if valued else "store_true")
     add("--log_level", choices=LEVELS, default="info", help="error: without notes")
@@ -70,34 +70,8 @@ def parser_of_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read_hostfile(path: str) -> dict[str, int]:
-    """Hosts and their slots: lines `NAME slots=N`, in their order."""
-    hosts: dict[str, int] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            words = line.split("#")[0].strip()
-            if not words:
-                continue
-            match = re.fullmatch(r"(\S+)\s+slots=(\d+)", words)
-            if match is None or match[1] in hosts:
-                allowed = "a line for each host" if match else "NAME slots=N"
-                raise Refusal(f'--hostfile {path}, line {number}: got "{words}", allowed {allowed}')
-            hosts[match[1]] = int(match[2])
-    if not hosts:
-        raise Refusal(f"--hostfile {path}: got no host, allowed one, as NAME slots=N")
-    return hosts
-
-
-def slots_of(nodes: str) -> dict[str, set[str]]:
-    """Of `--include` and `--exclude`: hosts and their slots; none named: all."""
-    return {
-        host: set(slots.split(",")) if slots else set()
-        for host, _, slots in (node.partition(":") for node in nodes.split("@"))
-    }
-
-
-def processes_of(given: argparse.Namespace) -> int:
-    """How many to start. Refuses what asks for several machines, or for what there is not."""
+def hosts_of(given: argparse.Namespace) -> dict[str, int]:
+    """How many processes to start, by host. Refuses what there is not."""
     if given.autotuning:
         raise Refusal(
             f"--autotuning {given.autotuning}: not supported; `artesian plan` says what a config "
@@ -114,39 +88,44 @@ def processes_of(given: argparse.Namespace) -> int:
             "to choose"
         )
     path = given.hostfile or (HOSTFILE if os.path.isfile(HOSTFILE) else None)
-    hosts: dict[str, int] = {"localhost": max(given.num_gpus, 1)}
-    if path is not None:
-        if not os.path.isfile(path):
-            raise Refusal(f"--hostfile {path}: there is no such file")
-        hosts = read_hostfile(path)
-    if given.num_nodes > 0 and path is not None:
-        hosts = dict(list(hosts.items())[: given.num_nodes])
-    included = slots_of(given.include) if given.include else {}
-    if included:
-        hosts = {host: len(slots) or hosts.get(host, 1) for host, slots in included.items()}
-    for host, slots in (slots_of(given.exclude) if given.exclude else {}).items():
-        left = hosts.pop(host, 0) - len(slots)
-        if slots and left > 0:
-            hosts[host] = left
-    several = [f"{len(hosts)} hosts: {', '.join(hosts)}"] if len(hosts) != 1 else []
-    if given.num_nodes > len(hosts):
-        several.append(f"--num_nodes {given.num_nodes}")
-    if given.force_multi:
-        several.append("--force_multi")
-    if several:
+    if path is None:
+        return local_host(given)
+    if not os.path.isfile(path):
+        raise Refusal(f"--hostfile {path}: there is no such file")
+    found = hosts.choose(hosts.read_hostfile(path), given.include, given.exclude)
+    if given.num_nodes > len(found):
+        raise Refusal(f"--num_nodes: got {given.num_nodes}, allowed {len(found)}, as {path} has")
+    if given.num_nodes > 0:
+        found = dict(list(found.items())[: given.num_nodes])
+    if given.num_gpus > 0:
+        found = {host: min(given.num_gpus, slots) for host, slots in found.items()}
+    if not found:
+        raise Refusal("--exclude: got all hosts, allowed to leave one")
+    return found
+
+
+def local_host(given: argparse.Namespace) -> dict[str, int]:
+    """Without a hostfile this machine is all there is, with as many slots as are asked for."""
+    if given.num_nodes > 1 or given.force_multi or given.no_ssh:
         raise Refusal(
-            f"got {'; '.join(several)}; allowed one host so far: start torchrun on each machine "
-            "(docs/distributed.md)"
+            "--num_nodes, --force_multi, --no_ssh: got no --hostfile, which says which hosts there "
+            "are"
         )
-    asked: int = given.num_gpus
-    there = next(iter(hosts.values()))
-    return min(asked, there) if asked > 0 and path is not None else there
+    named = hosts.slots_in(given.include or given.exclude or "localhost")
+    if set(named) - {"localhost"}:
+        raise Refusal(
+            f"--include, --exclude: got {', '.join(named)}, allowed localhost: there is no "
+            "--hostfile"
+        )
+    if given.exclude:
+        raise Refusal("--exclude: got localhost, allowed where a --hostfile says its slots")
+    return {"localhost": len(named["localhost"]) or max(given.num_gpus, 1)}
 
 
 def note_without_effect(given: argparse.Namespace) -> None:
     flags = [flag for flag in WITHOUT_EFFECT if getattr(given, flag[2:]) not in (None, False)]
     if flags and not given.quiet and LEVELS.index(given.log_level) < LEVELS.index("warning"):
-        print(f"deepspeed: note: {', '.join(flags)}: no effect on one machine", file=sys.stderr)
+        print(f"deepspeed: note: {', '.join(flags)}: no effect", file=sys.stderr)
 
 
 def command_of(given: argparse.Namespace, processes: int) -> list[str]:
@@ -162,7 +141,7 @@ def command_of(given: argparse.Namespace, processes: int) -> list[str]:
         return [*before, *given.arguments]
     if processes == 1:
         return [*before, "--local_rank=0", *given.arguments]
-    script = f'exec {shlex.join(before)} "--local_rank=$LOCAL_RANK" "$@"'
+    script = f'exec {shlex.join(before)} "--local_rank={OWN_RANK}" "$@"'
     return ["sh", "-c", script, "sh", *given.arguments]
 
 
@@ -176,12 +155,36 @@ def environment_of(given: argparse.Namespace) -> dict[str, str]:
     return {
         **os.environ,
         **variables_of(1),
-        "MASTER_ADDR": given.master_addr,
+        "MASTER_ADDR": given.master_addr or "127.0.0.1",
         "MASTER_PORT": str(given.master_port),
         "WORLD_SIZE": "1",
         "RANK": "0",
         "LOCAL_RANK": "0",
     }
+
+
+def start_on(found: dict[str, int], command: list[str], given: argparse.Namespace) -> int:
+    """On several hosts. Returns the exit code."""
+    start = hosts.Start(
+        hosts=found,
+        command=command,
+        variables={**hosts.variables_for_hosts(), SWITCH: "1"},
+        address=given.master_addr or next(iter(found)),
+        port=given.master_port,
+        arguments=shlex.split(given.launcher_args),
+    )
+    if given.no_ssh:
+        if not 0 <= given.node_rank < len(found):
+            raise Refusal(f"--node_rank: got {given.node_rank}, allowed 0 to {len(found) - 1}")
+        count = list(found.values())[given.node_rank]
+        os.environ.update(start.variables)
+        return hosts.run([hosts.torchrun_on(start, given.node_rank, count)])
+    launcher = hosts.launcher_for(given.launcher)
+    os.environ.setdefault("PDSH_RCMD_TYPE", "ssh")
+    commands = hosts.commands_of(start, launcher, given.ssh_port)
+    if shutil.which(commands[0][0]) is None:
+        raise Refusal(f"--launcher {launcher}: {commands[0][0]} is not installed here")
+    return hosts.run(commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -191,9 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         if given.module and given.no_python:
             raise Refusal("--module, --no_python: got both, allowed one of them")
-        processes = processes_of(given)
+        found = hosts_of(given)
         note_without_effect(given)
+        processes = sum(found.values())
         command = command_of(given, processes)
+        if len(found) > 1 or given.force_multi:
+            sys.exit(start_on(found, command, given))
         if processes > 1:
             start_together(processes, given.master_port, command, **variables_of(processes))
         sys.stdout.flush()

@@ -85,7 +85,7 @@ def test_a_script_is_started_as_deepspeed_starts_it(run, tmp_path):
     }  # fmt: skip
     done = run("deepspeed", "--no_local_rank", "--module", "--save_pid", "script", "0")
     assert json.loads(done.stdout)[0] == ["0"]
-    assert done.stderr == "deepspeed: note: --save_pid: no effect on one machine\n"
+    assert done.stderr == "deepspeed: note: --save_pid: no effect\n"
     assert run("deepspeed", "--no_python", "--no_local_rank", "echo", "--x").stdout == "--x\n"
     variables = json.loads(run("python", "script.py", "0").stdout)[1]  # without the command, too
     assert variables["RANK"] is None
@@ -127,11 +127,17 @@ def test_the_report_says_who_answers(run, environment):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--num_nodes 2", "got --num_nodes 2; allowed one host so far: start torchrun on each"),
-        ("--include a@b", "got 2 hosts: a, b; allowed one host"),
-        ("--hostfile two --exclude a@b", "got 0 hosts: ; allowed one host"),
+        ("--num_nodes 2", "--num_nodes, --force_multi, --no_ssh: got no --hostfile"),
+        ("--include a@b", "--include, --exclude: got a, b, allowed localhost"),
+        ("--exclude localhost", "--exclude: got localhost, allowed where a --hostfile"),
+        ("--hostfile two --exclude a@b", "--exclude: got all hosts"),
+        ("--hostfile two --include c", "--include: got the host c, allowed a, b"),
+        ("--hostfile two --include a:4", "--include: got the slot 4 of a, allowed 0 to 3"),
+        ("--hostfile two --num_nodes 3", "--num_nodes: got 3, allowed 2, as two has"),
+        ("--hostfile two --launcher impi", "--launcher: got impi, allowed ssh, pdsh, openmpi"),
+        ("--hostfile two --no_ssh --node_rank 2", "--node_rank: got 2, allowed 0 to 1"),
+        ("--hostfile odd --launcher pdsh", "--launcher pdsh: got different numbers of slots"),
         ("--hostfile missing", "--hostfile missing: there is no such file"),
-        ("--hostfile two", "got 2 hosts: a, b; allowed one host"),
         ("--hostfile bad", '--hostfile bad, line 2: got "b 3", allowed NAME slots=N'),
         ("--hostfile twice", '--hostfile twice, line 2: got "a slots=1", allowed a line for each'),
         ("--hostfile empty", "--hostfile empty: got no host"),
@@ -139,7 +145,7 @@ def test_the_report_says_who_answers(run, environment):
         ("--include a --num_gpus 1", "allowed one way to choose"),
         ("--autotuning tune", "--autotuning tune: not supported; `artesian plan`"),
         ("--elastic_training", "--elastic_training: not supported"),
-        ("--force_multi", "got --force_multi; allowed one host"),
+        ("--force_multi", "got no --hostfile"),
         ("--module --no_python", "--module, --no_python: got both"),
         ("--no_python --no_local_rank", "script.py: No such file or directory"),
     ],
@@ -148,6 +154,7 @@ def test_what_is_not_served_is_one_line(words, said, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     files = {
         "two": "a slots=4\nb slots=4\n",
+        "odd": "a slots=4\nb slots=2\n",
         "bad": "a slots=1\nb 3\n",
         "twice": "a slots=1\na slots=1\n",
         "empty": "# nobody\n",

@@ -1,0 +1,194 @@
+"""The machines that train together: which there are, by a hostfile as DeepSpeed has it, and what is
+started on them: PyTorch's torchrun by ssh or pdsh, or the script itself by mpirun or srun."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+PREFIXES = ("ARTESIAN", "GLOO", "MLFLOW", "MV2", "NCCL", "OMP_NUM_THREADS", "PYTHON", "UCX")
+ENVIRONMENT_FILE = ".deepspeed_env"
+LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
+ENDING_S = 10.0  # that the other machines have to end, when one has failed
+
+
+class Refusal(Exception):
+    """What the command line asks for and does not get."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What is started. `command`: of each process; `variables`: all of them have them."""
+
+    hosts: dict[str, int]  # how many processes each has, in order
+    command: list[str]
+    variables: dict[str, str]
+    address: str  # of the first one
+    port: int
+    arguments: list[str]  # of the launcher
+
+    @property
+    def processes(self) -> int:
+        return sum(self.hosts.values())
+
+
+def read_hostfile(path: str) -> dict[str, int]:
+    """Hosts and their slots: lines `NAME slots=N`, in their order."""
+    hosts: dict[str, int] = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split("#")[0].strip()
+            if not words:
+                continue
+            match = re.fullmatch(r"(\S+)\s+slots=(\d+)", words)
+            if match is None or match[1] in hosts:
+                allowed = "a line for each host" if match else "NAME slots=N"
+                raise Refusal(f'--hostfile {path}, line {number}: got "{words}", allowed {allowed}')
+            hosts[match[1]] = int(match[2])
+    if not hosts:
+        raise Refusal(f"--hostfile {path}: got no host, allowed one, as NAME slots=N")
+    return hosts
+
+
+def slots_in(nodes: str) -> dict[str, set[str]]:
+    """Of `--include` and `--exclude`, HOST:0,1@HOST: hosts and their slots; none named: all."""
+    return {
+        host: set(slots.split(",")) if slots else set()
+        for host, _, slots in (node.partition(":") for node in nodes.split("@"))
+    }
+
+
+def choose(hosts: dict[str, int], include: str, exclude: str) -> dict[str, int]:
+    """How many processes each host has."""
+    flag, chosen = ("--include", include) if include else ("--exclude", exclude)
+    named = slots_in(chosen) if chosen else {}
+    for host, slots in named.items():
+        if host not in hosts:
+            raise Refusal(f"{flag}: got the host {host}, allowed {', '.join(hosts)}")
+        wrong = [slot for slot in slots if not slot.isdigit() or int(slot) >= hosts[host]]
+        if wrong:
+            raise Refusal(
+                f"{flag}: got the slot {wrong[0]} of {host}, allowed 0 to {hosts[host] - 1}"
+            )
+    if include:
+        return {host: len(slots) or hosts[host] for host, slots in named.items()}
+    left = {
+        host: count - (len(named[host]) or count) if host in named else count
+        for host, count in hosts.items()
+    }
+    return {host: count for host, count in left.items() if count > 0}
+
+
+def variables_for_hosts() -> dict[str, str]:
+    """Of this environment, and of DeepSpeed's file for it: lines NAME=VALUE."""
+    chosen = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    named = os.environ.get("DS_ENV_FILE")
+    files = [named] if named else [
+        os.path.join(os.path.expanduser("~"), ENVIRONMENT_FILE), ENVIRONMENT_FILE
+    ]  # fmt: skip
+    for file in files:
+        if not os.path.isfile(file):
+            if file == named:
+                raise Refusal(f"DS_ENV_FILE: got {file}, which is no file")
+            continue
+        with open(file, encoding="utf-8") as lines:
+            for line in lines:
+                name, is_there, value = line.strip().partition("=")
+                if is_there:
+                    chosen[name] = value
+    return chosen
+
+
+def torchrun_on(start: Start, node: int | str, processes: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(start.hosts)}"),
+        *(f"--node-rank={node}", f"--nproc-per-node={processes}"),
+        *(f"--master-addr={start.address}", f"--master-port={start.port}"),
+        *("--no-python", *start.command),
+    ]
+
+
+def shell_line(start: Start, command: list[str]) -> str:
+    """What a shell on another machine runs, in the folder where this one is."""
+    exports = [f"export {name}={shlex.quote(value)};" for name, value in start.variables.items()]
+    return " ".join([f"cd {shlex.quote(os.getcwd())};", *exports, "exec", shlex.join(command)])
+
+
+def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[str]]:
+    """What is run here: by ssh a command for each host, by the others one."""
+    equal = len(set(start.hosts.values())) == 1
+    if launcher == "ssh":
+        port = [] if ssh_port is None else ["-p", str(ssh_port)]
+        return [
+            # With a terminal, so that what runs there ends with its ssh.
+            ["ssh", "-tt", "-o", "BatchMode=yes", *port, *start.arguments, host,
+             shell_line(start, torchrun_on(start, node, count))]
+            for node, (host, count) in enumerate(start.hosts.items())
+        ]  # fmt: skip
+    if not equal:
+        raise Refusal(
+            f"--launcher {launcher}: got different numbers of slots, allowed equal ones; "
+            "--launcher ssh takes them"
+        )
+    count = next(iter(start.hosts.values()))
+    if launcher == "pdsh":
+        line = shell_line(start, torchrun_on(start, "%n", count))
+        return [["pdsh", "-S", "-f", "1024", "-w", ",".join(start.hosts), *start.arguments, line]]
+    both = {**start.variables, "MASTER_ADDR": start.address, "MASTER_PORT": str(start.port)}
+    if launcher == "openmpi":
+        hosts = ",".join(f"{host}:{slots}" for host, slots in start.hosts.items())
+        exports = [word for name, value in both.items() for word in ("-x", f"{name}={value}")]
+        return [["mpirun", "-n", str(start.processes), "--host", hosts, *start.arguments, *exports,
+                 *start.command]]  # fmt: skip
+    return [
+        ["srun", "-n", str(start.processes), "--nodelist", ",".join(start.hosts),
+         f"--ntasks-per-node={count}", *start.arguments, "env",
+         *(f"{name}={value}" for name, value in both.items()), *start.command]
+    ]  # fmt: skip
+
+
+def launcher_for(asked: str | None) -> str:
+    """DeepSpeed's default is pdsh; where that is not installed, ssh does the same."""
+    if asked is None:
+        return "pdsh" if shutil.which("pdsh") else "ssh"
+    if asked.lower() not in LAUNCHERS:
+        raise Refusal(f"--launcher: got {asked}, allowed {', '.join(LAUNCHERS)}")
+    return asked.lower()
+
+
+def run(commands: Sequence[Sequence[str]]) -> int:
+    """Runs them side by side; one that fails, or a signal, ends the others. Returns the exit code
+    of the first that failed, or 0."""
+    running: list[subprocess.Popen[bytes]] = []
+    caught: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: caught.append(received))
+    code = 0
+    try:
+        running += [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
+        left = list(running)
+        while left and not code and not caught:
+            time.sleep(0.05)
+            for process in [each for each in left if each.poll() is not None]:
+                left.remove(process)
+                code = code or process.returncode
+    finally:
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + ENDING_S
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+    if caught:
+        return 128 + caught[0]
+    return code if code >= 0 else 128 - code
