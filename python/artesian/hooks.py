@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
+import threading
 import types
 import weakref
 from typing import Any, NamedTuple, Protocol
@@ -174,7 +175,6 @@ class Pass(NamedTuple):
     outermost: int = -1  # the number of the module that was called
     evaluates: bool = False
     is_read: bool = False  # Reads is on
-    call: types.FrameType | None = None  # torch's, of the outermost module, while that runs
 
 
 def is_running(frame: types.FrameType | None) -> bool:
@@ -207,6 +207,9 @@ class Hooks:
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
         self.passes = _C.ThreadLocal(Pass())
+        # Torch's, of each thread's outermost module, while that runs. Of a call that Ctrl-C has
+        # broken off it stays, where the collector sees it.
+        self.calls: dict[int, types.FrameType] = {}
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
         self.tables = AsComputed((plan.parameters[name] for name in tables), self.compute_dtype)
         self.reads = Reads(core, numbers, self.tables)
@@ -248,19 +251,21 @@ class Hooks:
             if module is not registered():
                 return None
             begun = self.passes.get()
-            if core.depth > 0 and (begun.outermost != number or is_running(begun.call)):
+            if core.depth > 0 and (begun.outermost != number or is_running(self._call())):
                 core.enter(number, False)  # of which pass it is has been decided
                 return None
-            call = None if torch.compiler.is_compiling() else sys._getframe(1)
-            return self._begin_pass(module, args, kwargs, number, call)
+            if not torch.compiler.is_compiling():
+                self.calls[threading.get_ident()] = sys._getframe(1)
+            return self._begin_pass(module, args, kwargs, number)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if module is not registered():
                 return
             begun = self.passes.get()
-            if begun.call is not None and begun.outermost == number and core.depth <= 1:
-                self.passes.set(begun._replace(call=None))
-            if begun.is_read and begun.outermost == number and core.depth <= 1:
+            ends = begun.outermost == number and core.depth <= 1
+            if ends and not torch.compiler.is_compiling():
+                self.calls.pop(threading.get_ident(), None)
+            if begun.is_read and ends:
                 self._stop_reading()
                 # Without an output, an exception has ended it. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
@@ -274,14 +279,10 @@ class Hooks:
         )
         self.handles.append(module.register_forward_hook(after, always_call=True))
 
-    def _begin_pass(
-        self,
-        module: nn.Module,
-        args: Any,
-        kwargs: Any,
-        number: int,
-        call: types.FrameType | None,
-    ) -> Any:
+    def _call(self) -> types.FrameType | None:
+        return None if torch.compiler.is_compiling() else self.calls.get(threading.get_ident())
+
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any, number: int) -> Any:
         core = self.core
         if core.depth > 0:  # the outermost module is called, and no call of it runs: it broke off
             self.unwind()
@@ -293,7 +294,7 @@ class Hooks:
         evaluate = not torch.is_grad_enabled() and not inside_checkpoint()
         core.enter(number, evaluate)
         is_read = (number, evaluate) not in self.seen
-        self.passes.set(Pass(number, evaluate, is_read, call))
+        self.passes.set(Pass(number, evaluate, is_read))
         if is_read:
             self.reads.__enter__()  # type: ignore[no-untyped-call]
         if self.compute_dtype == self.param_dtype:

@@ -192,9 +192,10 @@ class Members(nn.Module):
         """By more or fewer micro-batches of the same size, from the next accumulation on."""
         micro = self.train_micro_batch_size_per_gpu() * self.world_size
         if train_batch_size <= 0 or train_batch_size % micro:
+            of_all = " of all ranks" if self.world_size > 1 else ""
             raise InvalidError(
                 f"set_train_batch_size: got {train_batch_size}, allowed a multiple of the "
-                f"micro-batch size of all ranks, {micro}"
+                f"micro-batch size{of_all}, {micro}"
             )
         self._accumulation_steps = train_batch_size // micro
 

@@ -47,7 +47,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   if (!several_[parameter]) return add_once(parameter, gradient);
   ARTESIAN_TRY_VOID(ready_for_gradients());
   ARTESIAN_TRY_VOID(reopen(layout_.places[parameter].unit));
-  held_[parameter].add(gradient);
+  held_[parameter].add(gradient.to(scalar_type(core_.config().param_dtype)));
   return {};
 }
 
