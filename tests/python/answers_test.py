@@ -631,9 +631,14 @@ def test_a_script_is_run_with_its_words(tmp_path, monkeypatch, capsys):
     given = run.parse(["--num_gpus", "1", "script.py", "--a", "b"])
     assert (given.module, given.script, given.arguments) == (False, "script.py", ["--a", "b"])
     assert run.parse(["-m", "package"]).module
-    for words in (["--num_gpus", "2", "x"], ["--num_nodes", "2", "x"]):
-        with pytest.raises(NotImplementedError, match="several ranks are not supported"):
-            run.main(words)
+    with pytest.raises(NotImplementedError, match="got --num_nodes 2, allowed 1"):
+        run.main(["--num_nodes", "2", "x"])
+    started = []
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(os, "execve", lambda *arguments: started.append(arguments) or 1 // 0)
+        run.main(["--num_gpus", "2", "-m", "x", "y"])
+    assert started[0][1][-7:-3] == [sys.executable, "-u", "-m", "artesian.run"]
+    assert started[0][1][-3:] == ["-m", "x", "y"] and "--nproc-per-node=2" in started[0][1]
     monkeypatch.setattr(run.site, "getsitepackages", lambda: [str(tmp_path)])
     monkeypatch.setattr(run.site, "getusersitepackages", lambda: str(tmp_path / "user"))
     monkeypatch.setattr(gpus, "hide", lambda: None)
@@ -735,25 +740,25 @@ def test_one_setting_of_checkpointing_is_told_by_itself(monkeypatch, caplog):
 
 def test_flags_of_deepspeeds_launcher():
     """Those with a value take the next word, the others do not."""
-    alone = {"--no_ssh", "--no_ssh_check", "--save_pid", "--bind_cores_to_rank"}
-    valued = {"--min_elastic_nodes", "--max_elastic_nodes", "--node_rank", "--launcher",
-              "--launcher_args", "--enable_each_rank_log", "--bind_core_list", "--ssh_port",
-              "--venv_script"}  # fmt: skip
+    alone = {"--no_ssh_check", "--save_pid", "--bind_cores_to_rank"}
+    valued = {"--min_elastic_nodes", "--max_elastic_nodes", "--enable_each_rank_log",
+              "--bind_core_list", "--venv_script"}  # fmt: skip
     assert set(launcher.WITHOUT_EFFECT) == alone | valued
     parse = launcher.parser_of_arguments().parse_args
-    for flag in valued:
+    for flag in (*valued, "--launcher", "--launcher_args"):
         given = parse([flag, "value", "script.py", "word"])
         assert (getattr(given, flag[2:]), given.script, given.arguments) == (
             "value", "script.py", ["word"],
         ), flag  # fmt: skip
-    for flag in (*alone, "--module", "--no_python", "--no_local_rank", "--force_multi",
+    for flag in (*alone, "--no_ssh", "--module", "--no_python", "--no_local_rank", "--force_multi",
                  "--elastic_training", "--quiet"):  # fmt: skip
         given = parse([flag, "script.py", "word"])
         assert (getattr(given, flag[2:]), given.script) == (True, "script.py"), flag
     given = parse(["script.py", "--module"])
     assert given.arguments == ["--module"] and not given.module
     assert (given.num_nodes, given.num_gpus, given.master_port) == (-1, -1, 29500)
-    assert (given.master_addr, given.log_level, given.include) == ("127.0.0.1", "info", "")
+    assert (given.master_addr, given.log_level, given.include) == ("", "info", "")
+    assert (given.node_rank, given.ssh_port) == (-1, None)
     assert parse(["--num_accelerators", "1", "x"]).num_gpus == 1
 
 
