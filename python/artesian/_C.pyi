@@ -65,10 +65,6 @@ class Group:
     def __init__(
         self, process_group: Any, *, local_rank: int, local_ranks: int, deadline_seconds: float
     ) -> None: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
 
 class Engine:
     def __init__(

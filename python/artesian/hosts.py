@@ -10,9 +10,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
+
+from artesian.run import torchrun
 
 PREFIXES = ("ARTESIAN", "GLOO", "MLFLOW", "MV2", "NCCL", "OMP_NUM_THREADS", "PYTHON", "UCX")
 ENVIRONMENT_FILE = ".deepspeed_env"
@@ -108,12 +109,7 @@ def variables_for_hosts() -> dict[str, str]:
 
 
 def torchrun_on(start: Start, node: int | str, processes: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(start.hosts)}"),
-        *(f"--node-rank={node}", f"--nproc-per-node={processes}"),
-        *(f"--master-addr={start.address}", f"--master-port={start.port}"),
-        *("--no-python", *start.command),
-    ]
+    return torchrun(start.command, len(start.hosts), node, processes, start.address, start.port)
 
 
 def shell_line(start: Start, command: list[str]) -> str:

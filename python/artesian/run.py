@@ -28,15 +28,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def torchrun(
+    command: list[str], nodes: int, node: int | str, processes: int, address: str, port: int
+) -> list[str]:
+    """PyTorch's torchrun, which starts the command so often on one of `nodes` machines, each with
+    the variables of its rank; ends the others if one fails, and passes signals on."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
+        *(f"--node-rank={node}", f"--nproc-per-node={processes}"),
+        *(f"--master-addr={address}", f"--master-port={port}"),
+        *("--no-python", *command),
+    ]
+
+
 def start_together(processes: int, port: int, command: list[str], **variables: str) -> NoReturn:
-    """Becomes PyTorch's torchrun, which starts the command so often on this machine, each with the
-    variables of its rank; ends the others if one fails, and passes signals on."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--no-python"]
-    start += [f"--nproc-per-node={processes}", f"--master-port={port}", "--master-addr=127.0.0.1"]
+    """Becomes torchrun, on this machine alone."""
     of_one = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in of_one}
     sys.stdout.flush()
-    os.execve(sys.executable, [*start, *command], {**environment, **variables})
+    words = torchrun(command, 1, 0, processes, "127.0.0.1", port)
+    os.execve(sys.executable, words, {**environment, **variables})
 
 
 def children_see_us() -> bool:

@@ -42,9 +42,7 @@ py::tuple this_launch() {
 void bind_group(py::module_& module) {
   py::class_<comm::Group, std::shared_ptr<comm::Group>>(module, "Group")
       .def(py::init(&make_group), py::arg("process_group"), py::kw_only(), py::arg("local_rank"),
-           py::arg("local_ranks"), py::arg("deadline_seconds"))
-      .def_property_readonly("rank", [](const comm::Group& group) { return group.rank(); })
-      .def_property_readonly("ranks", [](const comm::Group& group) { return group.ranks(); });
+           py::arg("local_ranks"), py::arg("deadline_seconds"));
   module.def("this_launch", &this_launch);
 }
 

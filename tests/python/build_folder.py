@@ -4,6 +4,7 @@ disk would not hold there."""
 
 import os
 import pathlib
+import socket
 import subprocess
 import tempfile
 
@@ -13,6 +14,13 @@ BUILD = pathlib.Path(os.environ.get("ARTESIAN_BUILD_DIR", ROOT / "build"))
 PROGRAMS = BUILD / "bin"
 ARTESIAN = PROGRAMS / "artesian"
 AIO_BENCH = PROGRAMS / "aio_bench"
+
+
+def free_port():
+    """A port that nobody listens on, as far as one can know before one does."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def is_memory(folder):

@@ -6,7 +6,6 @@ exit code 2."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +13,7 @@ import sysconfig
 import hf
 import pytest
 import trainer_test
-from build_folder import BUILD, ROOT
+from build_folder import BUILD, ROOT, free_port
 
 from artesian import launcher
 
@@ -66,12 +65,6 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTE
 print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]))
 sys.exit(int(sys.argv[-1]))
 """
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def test_a_script_is_started_as_deepspeed_starts_it(run, tmp_path):

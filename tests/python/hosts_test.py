@@ -3,12 +3,12 @@ are given, which hosts and variables are chosen, and that processes of two hosts
 that is the shell of this machine."""
 
 import shlex
-import socket
 import subprocess
 import sys
 
 import hf
 import pytest
+from build_folder import free_port
 
 from artesian import hosts
 
@@ -105,13 +105,10 @@ def test_processes_of_two_hosts_meet(tmp_path):
     environment = hf.environment(tmp_path, as_deepspeed=True)
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
     for code in ("0", "3"):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
         done = subprocess.run(
             [sys.executable, "-m", "artesian.launcher", "--hostfile", "hostfile",
              "--include", "a@b", "--launcher", "ssh", "--master_addr", "127.0.0.1",
-             "--master_port", str(port), "script.py", "a b", code],
+             "--master_port", str(free_port()), "script.py", "a b", code],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert (done.returncode != 0) == (code != "0"), done.stderr

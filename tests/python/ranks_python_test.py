@@ -6,7 +6,6 @@ four; and that a rank which fails, or has something else, is an error on all of 
 
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import hf
 import pytest
 import ranks_worker
 import torch
+from build_folder import free_port
 
 TESTS = pathlib.Path(__file__).parent
 ZOO = [
@@ -260,7 +260,4 @@ if __name__ == "__main__":
 
 def test_the_tutorials_script_runs_with_four_processes(tmp_path):
     (tmp_path / "tutorial.py").write_text(TUTORIAL)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    hf.run(tmp_path, "tutorial.py", str(port), as_deepspeed=False)
+    hf.run(tmp_path, "tutorial.py", str(free_port()), as_deepspeed=False)

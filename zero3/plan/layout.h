@@ -46,10 +46,24 @@ struct Unit {
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 
-  /// The element of the image with which a rank's share begins; the first one where each rank has
-  /// all of it.
+  /// False where each rank has all of it.
+  bool is_cut() const noexcept { return share != image; }
+  /// The element of the image with which a rank's share begins.
   std::uint64_t share_begin(std::uint64_t rank) const noexcept {
-    return share == image ? 0 : rank * share;
+    return is_cut() ? rank * share : 0;
+  }
+  /// Elements [begin, end) of the image.
+  struct Range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint64_t count() const noexcept { return end - begin; }
+  };
+  /// What of `count` elements from `first` on is in a rank's share; nothing of it: an empty range.
+  Range in_share(std::uint64_t first, std::uint64_t count, std::uint64_t rank) const noexcept {
+    const std::uint64_t own = share_begin(rank);
+    const std::uint64_t begin = std::max(first, own);
+    const std::uint64_t end = std::min(first + count, own + share);
+    return begin < end ? Range{begin, end} : Range{};
   }
 };
 

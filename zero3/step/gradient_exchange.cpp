@@ -39,12 +39,11 @@ RowInShare row_in_share(const Layout& layout, std::uint32_t parameter, std::uint
                         std::int64_t row, std::uint64_t rank) noexcept {
   const ParameterPlace& place = layout.places[parameter];
   ARTESIAN_CHECK(row >= 0 && static_cast<std::uint64_t>(row) < place.numel / width, row, width);
-  const std::uint64_t share = layout.units[place.unit].share;
+  const Unit& unit = layout.units[place.unit];
   const std::uint64_t first = place.first + static_cast<std::uint64_t>(row) * width;
-  const std::uint64_t begin = std::max(first, rank * share);
-  const std::uint64_t end = std::min(first + width, (rank + 1) * share);
-  if (begin >= end) return {};
-  return {begin - first, begin - rank * share, end - begin};
+  const Unit::Range part = unit.in_share(first, width, rank);
+  if (part.count() == 0) return {};
+  return {part.begin - first, part.begin - unit.share_begin(rank), part.count()};
 }
 
 GradientExchange::GradientExchange(const Placement& plan, comm::Group& group,

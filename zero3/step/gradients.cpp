@@ -7,6 +7,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gradient.h"
+#include "zero3/step/accumulate.h"
 
 namespace artesian::zero3 {
 
@@ -17,7 +18,6 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
-constexpr std::uint64_t expanded = 2048;       // elements made fp32 at a time: 8 KiB on the stack
 constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at a time: 4 MiB, or one row
 constexpr std::uint64_t task_leaves = 32;      // that one task of the compute team sums
 static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_leaf == 0);
@@ -149,23 +149,9 @@ DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
 void Gradients::accumulate_part(std::byte* target, const Piece& piece, DType dtype,
                                 std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
   const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
-  const auto add = [&](std::uint64_t first, const float* data, std::uint64_t count) {
-    // What is not finite here stays so and is found, by name, in norm().
-    static_cast<void>(kernels::accumulate_gradient(target + first * size, plan.grad_dtype, data,
-                                                   plan.param_dtype, count, how));
-  };
-  if (dtype == DType::Float32) {
-    add(begin, reinterpret_cast<const float*>(piece.data) + begin, end - begin);
-    return;
-  }
-  float values[expanded];
-  for (std::uint64_t first = begin; first < end; first += expanded) {
-    const std::uint64_t count = std::min(expanded, end - first);
-    kernels::expand(piece.data + first * dtype_size(dtype), dtype, values, count);
-    add(first, values, count);
-  }
+  zero3::accumulate({target, plan.grad_dtype, plan.param_dtype, how}, piece.data, dtype, begin,
+                    end);
 }
 
 /// Adds one piece, cut over the team.
@@ -272,11 +258,10 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
 }
 
 Gradients::InShare Gradients::in_share(const ParameterPlace& place) const noexcept {
-  const std::uint64_t begin = state_.share_begin(place.unit);
-  const std::uint64_t first = std::max(place.first, begin);
-  const std::uint64_t end =
-      std::min(place.first + place.numel, begin + state_.layout().units[place.unit].share);
-  return first < end ? InShare{first - begin, end - first} : InShare{};
+  const Unit& unit = state_.layout().units[place.unit];
+  const Unit::Range part = unit.in_share(place.first, place.numel, state_.rank());
+  if (part.count() == 0) return {};
+  return {part.begin - state_.share_begin(place.unit), part.count()};
 }
 
 /// Pieces that lie in the unit's share one behind the other: so threads may add to them at once.
@@ -476,8 +461,6 @@ Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::i
   const Layout& layout = state_.layout();
   const ParameterPlace& place = layout.places[parameter];
   ARTESIAN_CHECK(width != 0 && place.numel % width == 0, width, place.numel);
-  const std::uint64_t rank =
-      state_.share_begin(place.unit) / std::max<std::uint64_t>(layout.units[place.unit].share, 1);
   std::vector<std::size_t> order(rows.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -496,7 +479,7 @@ Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::i
     std::vector<Piece> pieces(some);
     const auto sum_row = [&](std::size_t at) {
       const std::int64_t row = rows[order[firsts[first + at]]];
-      const RowInShare part = row_in_share(layout, parameter, width, row, rank);
+      const RowInShare part = row_in_share(layout, parameter, width, row, state_.rank());
       const std::uint64_t begin = std::max(part.share_first, range.first);
       const std::uint64_t end = std::min(part.share_first + part.count, range.end);
       if (begin >= end) return;

@@ -92,9 +92,8 @@ class Gradients {
     sums_->add_rows(parameter, std::move(rows), std::move(gradient));
   }
   /// The micro-batch is whole: adds what all ranks hold, which call it alike: of each unit rank by
-  /// rank, and of each rank its rows behind the rest. `widths`: by parameter, of a row. Errors: as
-  /// add.
-  Result<void> add_held(std::span<const std::uint64_t> widths) noexcept;
+  /// rank, and of each rank its rows behind the rest. `parameters`: of the model. Errors: as add.
+  Result<void> add_held(std::span<const ParameterSpec> parameters) noexcept;
   void drop_held() { sums_->clear(); }
   /// True if something was added to the parameter's gradient in this step, by any rank; known until
   /// the next one begins.
@@ -148,7 +147,7 @@ class Gradients {
   Result<void> add_of_all_ranks(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                                 DType dtype, const GradientExchange::Rows* rows = nullptr) noexcept;
   Result<void> add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
-                             std::uint64_t width) noexcept;
+                             std::span<const ParameterSpec> parameters) noexcept;
   /// Elements of this rank's share.
   struct Range {
     std::uint64_t first = 0;

@@ -23,14 +23,13 @@ void Gradients::hold(std::uint32_t parameter, const void* data) {
   sums_->added(parameter);
 }
 
-Result<void> Gradients::add_held(std::span<const std::uint64_t> widths) noexcept {
+Result<void> Gradients::add_held(std::span<const ParameterSpec> parameters) noexcept {
   const auto& units = state_.layout().units;
   comm::Group& group = exchange_->group();
-  const std::size_t parameters = state_.layout().places.size();
-  std::vector<std::uint8_t> mine(parameters);
-  for (std::uint32_t parameter = 0; parameter < parameters; ++parameter) {
+  std::vector<std::uint8_t> mine(parameters.size());
+  for (std::uint32_t parameter = 0; parameter < mine.size(); ++parameter) {
     if (sums_->has(parameter)) mine[parameter] |= has_whole;
-    if (!sums_->rows_of(parameter).empty()) mine[parameter] |= has_rows;
+    if (sums_->has_rows(parameter)) mine[parameter] |= has_rows;
   }
   ARTESIAN_TRY(told, group.exchange(std::as_bytes(std::span(mine)), {"gradients that there are"}));
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
@@ -38,10 +37,10 @@ Result<void> Gradients::add_held(std::span<const std::uint64_t> widths) noexcept
     std::vector<std::uint8_t> there(group.ranks());
     for (std::uint32_t rank = 0; rank < group.ranks(); ++rank) {
       for (const std::uint32_t parameter : units[unit].parameters) {
-        there[rank] |= static_cast<std::uint8_t>(told[rank * parameters + parameter]);
+        there[rank] |= static_cast<std::uint8_t>(told[rank * mine.size() + parameter]);
       }
     }
-    ARTESIAN_TRY_VOID(add_unit_held(unit, there, widths[units[unit].parameters.front()]));
+    ARTESIAN_TRY_VOID(add_unit_held(unit, there, parameters));
     if (spilled(unit)) ARTESIAN_TRY_VOID(write_back());
   }
   sums_->clear();
@@ -50,7 +49,7 @@ Result<void> Gradients::add_held(std::span<const std::uint64_t> widths) noexcept
 
 /// `there`: by rank.
 Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
-                                      std::uint64_t width) noexcept {
+                                      std::span<const ParameterSpec> parameters) noexcept {
   const auto some = [&](std::uint8_t kind) {
     return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
   };
@@ -60,6 +59,7 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
   }
   ARTESIAN_CHECK(state_.layout().units[unit].parameters.size() == 1, unit);
   const std::uint32_t parameter = state_.layout().units[unit].parameters.front();
+  const auto width = static_cast<std::uint64_t>(parameters[parameter].shape.back());
   ARTESIAN_TRY(all, exchange_->rows(parameter, sums_->rows_of(parameter), width));
   const auto first = std::find_if(there.begin(), there.end(), [](auto has) { return has != 0; });
   if ((*first & has_whole) == 0) ARTESIAN_TRY_VOID(start_at_zero(unit));  // rows are added to zeros
@@ -96,10 +96,8 @@ Result<void> Gradients::read_of_ranks(
   std::vector<float> values;
   Result<void> outcome;
   for (std::uint32_t owner = 0; owner < group.ranks(); ++owner) {
-    const std::uint64_t share = unit.share_begin(owner);
-    std::uint64_t first = std::max(place.first, share);
-    const std::uint64_t end = std::min(place.first + place.numel, share + unit.share);
-    for (; first < end; first += values.size()) {
+    const auto [share_first, end] = unit.in_share(place.first, place.numel, owner);
+    for (std::uint64_t first = share_first; first < end; first += values.size()) {
       values.clear();
       const std::uint64_t count = std::min(read_at_once, end - first);
       const auto take = [&](std::span<const float> some) -> Result<void> {

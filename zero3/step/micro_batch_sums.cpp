@@ -4,15 +4,12 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/cast.h"
-#include "kernels/gradient.h"
+#include "zero3/step/accumulate.h"
 
 namespace artesian::zero3 {
 namespace {
 
 constexpr std::uint64_t elements_of_task = 16384;  // elements of one task on the compute team
-constexpr std::uint64_t expanded_at_once =
-    2048;  // elements made fp32 at a time: 8 KiB on the stack
 
 }  // namespace
 
@@ -36,24 +33,10 @@ void MicroBatchSums::add(std::uint32_t parameter, std::uint64_t first, const std
                          DType dtype, std::uint64_t count) {
   const DType stored = plan_.param_dtype;
   const auto how = here_[parameter] ? kernels::Accumulate::Add : kernels::Accumulate::Set;
-  std::byte* const target = this->data(parameter) + first * dtype_size(stored);
   ARTESIAN_CHECK(first + count <= plan_.layout.places[parameter].numel, parameter, first, count);
-  // What is not finite stays so and is found in the norm.
-  const auto add_floats = [&](std::uint64_t at, const float* values, std::uint64_t some) {
-    static_cast<void>(kernels::accumulate_gradient(target + at * dtype_size(stored), stored, values,
-                                                   stored, some, how));
-  };
+  const Accumulator to{this->data(parameter) + first * dtype_size(stored), stored, stored, how};
   executor_.parallel_for(count, elements_of_task, [&](std::uint64_t begin, std::uint64_t end) {
-    if (dtype == DType::Float32) {
-      add_floats(begin, reinterpret_cast<const float*>(data) + begin, end - begin);
-      return;
-    }
-    float values[expanded_at_once];
-    for (std::uint64_t at = begin; at < end; at += expanded_at_once) {
-      const std::uint64_t some = std::min(expanded_at_once, end - at);
-      kernels::expand(data + at * dtype_size(dtype), dtype, values, some);
-      add_floats(at, values, some);
-    }
+    accumulate(to, data, dtype, begin, end);
   });
 }
 

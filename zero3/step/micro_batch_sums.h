@@ -20,6 +20,7 @@ class MicroBatchSums {
   MicroBatchSums(const Placement& plan, std::span<std::byte> memory, Executor& executor);
 
   bool has(std::uint32_t parameter) const noexcept { return here_[parameter]; }
+  bool has_rows(std::uint32_t parameter) const { return rows_.contains(parameter); }
   /// Adds elements [first, first + count) of a parameter; the first addition of all sets them.
   /// Shape: data: [count], fp32 or rounded already.
   void add(std::uint32_t parameter, std::uint64_t first, const std::byte* data, DType dtype,

@@ -239,7 +239,7 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   if (options_.group == nullptr) return {};
   const Placement& plan = state_.placement();
   const Unit& described = plan.layout.units[unit];
-  if (described.share == described.image) return {};
+  if (!described.is_cut()) return {};
   const std::uint64_t size = dtype_size(plan.param_dtype);
   ARTESIAN_CHECK(!plan.params_cut && plan.units[unit].param != tiering::Tier::Nvme, unit);
   std::byte* const home = state_.store().memory(state_.param(unit));
@@ -566,7 +566,7 @@ template <typename Visit>
 Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& visit) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   const Unit& unit = state_.layout().units[place.unit];
-  if (options_.group == nullptr || unit.share == unit.image) {
+  if (options_.group == nullptr || !unit.is_cut()) {
     return for_each_own_state(parameter, visit);
   }
   comm::Group& group = *options_.group;
@@ -604,9 +604,8 @@ Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& vis
     return {};
   };
   for (std::uint32_t owner = 0; owner < group.ranks(); ++owner) {
-    const std::uint64_t begin = std::max(place.first, owner * unit.share);
-    const std::uint64_t end = std::min(place.first + place.numel, (owner + 1) * unit.share);
-    if (begin >= end) continue;
+    const auto [begin, end] = unit.in_share(place.first, place.numel, owner);
+    if (begin == end) continue;
     if (owner != group.rank()) {
       for (std::uint64_t first = begin; first < end; first += passed) {
         ARTESIAN_TRY_VOID(pass(owner, static_cast<std::size_t>(std::min(passed, end - first))));

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/checksum.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -88,6 +89,17 @@ Result<void> check_groups(const std::vector<ParameterSpec>& parameters,
     ARTESIAN_TRY_VOID(check_group(groups[index], name_of(index), config));
   }
   return {};
+}
+
+std::uint64_t digest_of(std::span<const GroupStep> groups) {
+  std::string text;
+  for (const auto& [lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay, min_coeff,
+                    max_coeff, matrix_lr, momentum] : groups) {
+    text +=
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}\n", lr, weight_decay, beta1, beta2, eps,
+                    dampening, nesterov, lr_decay, min_coeff, max_coeff, matrix_lr, momentum);
+  }
+  return kernels::checksum64(text.data(), text.size(), 0);
 }
 
 Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count) {

@@ -55,6 +55,9 @@ struct GroupStep {
   bool operator==(const GroupStep&) const = default;
 };
 
+/// Of all constants: the same for the same ones alone, so that ranks can compare them.
+std::uint64_t digest_of(std::span<const GroupStep> groups);
+
 /// Checks that these are constants of `count` groups, all in range. Errors: Invalid, of the first
 /// fault.
 Result<void> check_group_steps(std::span<const GroupStep> groups, std::size_t count);

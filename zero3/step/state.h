@@ -64,6 +64,7 @@ class ModelState {
 
   const Placement& placement() const noexcept { return placement_; }
   const Layout& layout() const noexcept { return placement_.layout; }
+  std::uint32_t rank() const noexcept { return rank_; }
   /// The element of a unit's image with which this rank's share begins.
   std::uint64_t share_begin(std::uint32_t unit) const noexcept {
     return layout().units[unit].share_begin(rank_);

@@ -11,7 +11,6 @@
 #include "base/clock.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
-#include "kernels/checksum.h"
 #include "tiering/host_nodes.h"
 #include "zero3/step/clip.h"
 #include "zero3/step/io_engine.h"
@@ -23,16 +22,6 @@ namespace {
 std::uint64_t random_run_id() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
-}
-
-/// Of constants that all ranks must have alike.
-std::uint64_t digest_of(const std::vector<GroupStep>& groups) {
-  std::string text;
-  for (const GroupStep& group : groups) {
-    text += fmt::format("{} {} {} {} {} {} {} {}\n", group.lr, group.weight_decay, group.beta1,
-                        group.beta2, group.eps, group.dampening, group.nesterov, group.lr_decay);
-  }
-  return kernels::checksum64(text.data(), text.size(), 0);
 }
 
 Error out_of_order(const std::string& call, const std::string& text) {
@@ -310,23 +299,20 @@ Result<void> StepCore::leave(const AccessOrder::Access& units) {
 Result<void> StepCore::end_forward(std::span<const double> losses) {
   ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));  // of units that no stage has
-  if (meets()) {
-    losses_pending_.assign(losses.begin(), losses.end());
-    micro_batches_pending_ = losses.size();
-    step_state_ = StepState::AwaitsBackward;
-    return {};
+  losses_pending_.assign(losses.begin(), losses.end());
+  if (!meets()) {                   // ranks that do, tell each other behind the backward
+    if (first_uses_.has_value()) {  // a model that somebody else runs need not follow its stages
+      optimizer_->set_order(*first_uses_);
+      first_uses_.reset();
+    }
+    auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
+    if (!of_all.has_value() && agreement_.refused()) {
+      take_forward_back();
+      return std::move(of_all).error();
+    }
+    ARTESIAN_TRY(known, remember(std::move(of_all)));
+    losses_pending_ = std::move(known);
   }
-  if (first_uses_.has_value()) {  // a model that somebody else runs need not follow its stages
-    optimizer_->set_order(*first_uses_);
-    first_uses_.reset();
-  }
-  auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
-  if (!of_all.has_value() && agreement_.refused()) {
-    take_forward_back();
-    return std::move(of_all).error();
-  }
-  ARTESIAN_TRY(known, remember(std::move(of_all)));
-  losses_pending_ = std::move(known);
   micro_batches_pending_ = losses.size();
   step_state_ = StepState::AwaitsBackward;
   return {};

@@ -97,12 +97,7 @@ Result<void> StepCore::meet_behind_backward() {
   }
   ARTESIAN_TRY(known, remember(std::move(of_all)));
   see_losses(known);
-  std::vector<std::uint64_t> widths;
-  for (const ParameterSpec& parameter : shape_.parameters) {
-    widths.push_back(parameter.shape.empty() ? 1
-                                             : static_cast<std::uint64_t>(parameter.shape.back()));
-  }
-  return remember(gradients_->add_held(widths));
+  return remember(gradients_->add_held(shape_.parameters));
 }
 
 /// The other ranks learn of it where they wait.

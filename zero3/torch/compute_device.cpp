@@ -61,6 +61,21 @@ ComputeDevice cpu() {
   return device;
 }
 
+/// Opens a device that LibTorch has, on its current stream, and makes it this thread's current one.
+Result<ComputeDevice> open_with(c10::Device device, MakeBackend make) {
+  at::globalContext().lazyInitDevice(device.type());  // before it, there are no statistics
+  at::accelerator::setDeviceIndex(device.index());
+  const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
+  ARTESIAN_TRY(backend, make(device, stream));
+  ComputeDevice opened{.torch = device,
+                       .native_fp16 = true,
+                       .native_bf16 = true,
+                       .stream = stream.id(),
+                       .owned = std::move(backend)};
+  opened.backend = opened.owned.get();
+  return opened;
+}
+
 /// The factories of backends by type of device.
 struct Backends {
   static Backends& instance() {
@@ -167,19 +182,7 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism d
                             "libtorch_cuda.so");
     }
     choose_deterministic_kernels(determinism);
-    at::globalContext().lazyInitDevice(at::kCUDA);  // before it, the allocator has no statistics
-    const auto device = static_cast<c10::DeviceIndex>(*index);
-    at::accelerator::setDeviceIndex(device);
-    const c10::Stream stream = at::accelerator::getCurrentStream(device);
-    ARTESIAN_TRY(backend, tiering::CudaDevice::open(
-                              *index, static_cast<cudaStream_t>(stream.native_handle())));
-    ComputeDevice opened{.torch = c10::Device(c10::kCUDA, device),
-                         .native_fp16 = true,
-                         .native_bf16 = true,
-                         .stream = stream.id(),
-                         .owned = std::move(backend)};
-    opened.backend = opened.owned.get();
-    return opened;
+    return open_with({c10::kCUDA, static_cast<c10::DeviceIndex>(*index)}, make_cuda_backend);
   });
 }
 
@@ -272,19 +275,7 @@ Result<ComputeDevice> open_accelerator(const std::string& name) {
     return make_error(ErrorCode::Unsupported,
                       "device: got " + name + ", allowed cpu: this build has no backend for it");
   }
-  return from_torch([&]() -> Result<ComputeDevice> {
-    at::globalContext().lazyInitDevice(device.type());  // before it, there are no statistics
-    at::accelerator::setDeviceIndex(device.index());
-    const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
-    ARTESIAN_TRY(backend, make(device, stream));
-    ComputeDevice opened{.torch = device,
-                         .native_fp16 = true,
-                         .native_bf16 = true,
-                         .stream = stream.id(),
-                         .owned = std::move(backend)};
-    opened.backend = opened.owned.get();
-    return opened;
-  });
+  return from_torch([&] { return open_with(device, make); });
 }
 
 Result<std::optional<std::uint64_t>> free_device_memory(const std::string& name) {

@@ -266,9 +266,8 @@ Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& reques
   const bool refused = !loaded.has_value() && core_->state_of_step() == StepState::Ready;
   if (!refused) open->weights_replaced();
   if (!loaded.has_value() || !request.optimizer_states) return loaded;
-  LoadedCheckpoint own = *loaded;
-  take_generator_of_rank(own.manifest.state.random);
-  ARTESIAN_TRY_VOID(go_on_from(own, device_.torch, core_->compute_dtype()));
+  take_generator_of_rank(loaded->manifest.state.random);
+  ARTESIAN_TRY_VOID(go_on_from(*loaded, device_.torch, core_->compute_dtype()));
   return loaded;
 }
 

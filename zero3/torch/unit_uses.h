@@ -42,8 +42,8 @@
 // several forwards and several backwards in any order are one micro-batch, or more.
 //
 // A parameter that one pass uses several times, a tied one or a block that is shared, has a
-// gradient of each use; they are summed in the dtype that is computed in, as autograd sums them,
-// until the backward ends, and added once. What several forwards of one micro-batch make of a
+// gradient of each use; they are summed in the dtype of the parameters until the backward ends, and
+// added once. What several forwards of one micro-batch make of a
 // parameter that each uses once is added one by one; with several ranks it is summed, too, since
 // each sends what its micro-batch has made once.
 //

@@ -1,0 +1,43 @@
+// Adding a gradient's elements to where they are summed, whatever both are stored in.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cast.h"
+#include "kernels/gradient.h"
+
+namespace artesian::zero3 {
+
+/// Where gradients are summed, and how: in `stored`, of elements rounded to `rounded` before.
+struct Accumulator {
+  std::byte* target = nullptr;  // of the first element
+  DType stored = DType::Float32;
+  DType rounded = DType::Float32;
+  kernels::Accumulate how = kernels::Accumulate::Add;
+};
+
+/// Adds elements [begin, end) of `data`, in host memory, by kernels::accumulate_gradient. What is
+/// not finite stays so and is found, by name, in the norm. Thread: any, for disjoint slices.
+/// Shape: data: of `dtype`, fp32 or rounded already, from the accumulator's first element on.
+inline void accumulate(const Accumulator& to, const std::byte* data, DType dtype,
+                       std::uint64_t begin, std::uint64_t end) noexcept {
+  constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB on the stack
+  const auto add = [&](std::uint64_t first, const float* values, std::uint64_t count) {
+    static_cast<void>(kernels::accumulate_gradient(to.target + first * dtype_size(to.stored),
+                                                   to.stored, values, to.rounded, count, to.how));
+  };
+  if (dtype == DType::Float32) {
+    add(begin, reinterpret_cast<const float*>(data) + begin, end - begin);
+    return;
+  }
+  float values[expanded];
+  for (std::uint64_t first = begin; first < end; first += expanded) {
+    const std::uint64_t count = std::min(expanded, end - first);
+    kernels::expand(data + first * dtype_size(dtype), dtype, values, count);
+    add(first, values, count);
+  }
+}
+
+}  // namespace artesian::zero3
