@@ -19,7 +19,6 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t block_bytes_max = 1 << 20;
 constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
 constexpr std::uint64_t probe_bytes = 64 << 20;
 constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about a disk
@@ -75,7 +74,6 @@ Error naming(const ShardOptions& shard, const char* doing, Error error) {
 void check_shard(const ShardOptions& shard, std::size_t volumes) {
   ARTESIAN_CHECK(shard.bytes > 0 && shard.bytes % sector_size == 0, shard.name, shard.bytes);
   ARTESIAN_CHECK(shard.block_bytes > 0 && shard.block_bytes % sector_size == 0, shard.block_bytes);
-  ARTESIAN_CHECK(shard.block_bytes <= block_bytes_max, shard.block_bytes);
   ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.volume < volumes, shard.volume, volumes);
 }
 

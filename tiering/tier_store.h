@@ -59,7 +59,7 @@ struct ShardOptions {
   std::string name;  // for errors: "h.3 exp_avg", ...
   Tier home = Tier::Nvme;
   std::uint64_t bytes = 0;        // > 0, multiple of 4096
-  std::uint64_t block_bytes = 0;  // multiple of 4096, at most 1 MiB
+  std::uint64_t block_bytes = 0;  // multiple of 4096; 1 MiB, or a whole matrix
   std::uint32_t volume = 0;       // for Tier::Nvme: which of `volumes`
 };
 

@@ -14,7 +14,7 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t page = 4096;
-constexpr std::uint64_t block_bytes_max = 1 << 20;  // the tier store's
+constexpr std::uint64_t block_bytes_max = 1 << 20;  // as of sub-groups
 constexpr std::uint64_t buffer_count_max = 64;
 constexpr std::uint64_t places_max = 1 << 16;  // of all stages: bounds the tables
 
