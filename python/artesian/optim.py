@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -463,6 +464,7 @@ MUON: dict[bool, dict[str, Any]] = {
     True: {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0},
     False: {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0},
 }
+MATRICES = (2, 4)  # dimensions; of 4, a filter of a convolution is a row
 
 
 class Muon(TieredOptimizer):
@@ -503,7 +505,7 @@ class Muon(TieredOptimizer):
 
 def mark_matrices(model: torch.nn.Module) -> None:
     """Says by `use_muon`, as DeepSpeed, which parameters Muon updates, where that is not said:
-    matrices, but for embeddings and heads."""
+    matrices and filters of convolutions of images, but for embeddings and heads."""
     embeddings = {
         id(module.weight)
         for module in model.modules()
@@ -511,12 +513,21 @@ def mark_matrices(model: torch.nn.Module) -> None:
     }
     head = getattr(model, "get_output_embeddings", lambda: None)()
     embeddings.add(id(getattr(head, "weight", None)))
+    other = []
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "use_muon"):
             continue
         named = any(word in name.lower() for word in ("embed", "lm_head"))
-        parameter.use_muon = (  # type: ignore[attr-defined]
-            parameter.dim() == 2 and not named and id(parameter) not in embeddings
+        hidden = not named and id(parameter) not in embeddings
+        matrix = hidden and parameter.dim() in MATRICES
+        parameter.use_muon = matrix  # type: ignore[attr-defined]
+        if hidden and parameter.dim() > 1 and not matrix and parameter.requires_grad:
+            other.append(f'"{name}" of {tuple(parameter.shape)}')
+    if other:
+        logging.getLogger("artesian").warning(
+            "Muon: AdamW updates %s, where DeepSpeed's Muon does; Artesian's updates parameters of "
+            "2 dimensions, and of 4 as filters of a convolution",
+            other[0] if len(other) == 1 else f"{other[0]} and {len(other) - 1} more",
         )
 
 
@@ -551,11 +562,12 @@ def matrices_of(
     }
     names = [name for name, parameter in parameters.items() if id(parameter) in marked]
     for name in names:
-        if parameters[name].dim() == 2 and name not in tables:
+        if parameters[name].dim() in MATRICES and name not in tables:
             continue
         raise InvalidError(
             f'Muon: got "{name}" of {tuple(parameters[name].shape)} in a group with use_muon True, '
-            "allowed matrices that are no embedding and no tied head; set use_muon False"
+            "allowed 2 dimensions, or 4 of a convolution, and no embedding or tied head; set "
+            "use_muon False"
         )
     return names
 

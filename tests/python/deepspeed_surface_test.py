@@ -41,6 +41,7 @@ runtime.activation_checkpointing.checkpointing: configure is_configured checkpoi
 ops.adagrad: DeepSpeedCPUAdagrad
 ops.lamb: FusedLamb
 ops.lion: DeepSpeedCPULion FusedLion
+runtime.zero.muon.muon_optimizer: MuonWithAuxAdam
 runtime.base_optimizer: DeepSpeedOptimizer
 runtime.checkpoint_engine.torch_checkpoint_engine: TorchCheckpointEngine
 runtime.config: DeepSpeedConfig ADAM_OPTIMIZER ADAMW_OPTIMIZER

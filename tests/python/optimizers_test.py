@@ -71,12 +71,13 @@ def orthogonal(x):
 
 
 class PaperMuon:
-    """Of matrices with Nesterov's momentum, as DeepSpeed; AdamW of all else."""
+    """Of matrices, and filters as rows of one, with Nesterov's momentum, as DeepSpeed; AdamW of all
+    else."""
 
     def __init__(self, groups, muon_lr, adam_lr, momentum, weight_decay):
         parameters = [p for group in groups for p in group["params"]]
-        self.matrices = [p for p in parameters if p.dim() == 2]
-        rest = [p for p in parameters if p.dim() != 2]
+        self.matrices = [p for p in parameters if p.dim() in (2, 4)]
+        rest = [p for p in parameters if p.dim() not in (2, 4)]
         self.adam = OPTIM.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), eps=1e-10,
                                 weight_decay=weight_decay)  # fmt: skip
         self.lr, self.momentum, self.decay = muon_lr, momentum, weight_decay
@@ -92,9 +93,9 @@ class PaperMuon:
         self.adam.step()
         for p, buffer in zip(self.matrices, self.buffers, strict=True):
             buffer.lerp_(p.grad, 1 - self.momentum)
-            update = orthogonal(p.grad.lerp(buffer, self.momentum))
-            update *= max(1.0, p.size(0) / p.size(1)) ** 0.5
-            p.mul_(1 - self.lr * self.decay).sub_(update, alpha=self.lr)
+            update = orthogonal(p.grad.lerp(buffer, self.momentum).flatten(1))
+            update *= max(1.0, p.size(-2) / p.size(-1)) ** 0.5
+            p.mul_(1 - self.lr * self.decay).sub_(update.view_as(p), alpha=self.lr)
 
 
 OPTIM = torch.optim
@@ -132,7 +133,10 @@ CASES = {
         PaperMuon,
         {"muon_lr": 0.002, "adam_lr": 1e-3, "momentum": 0.9, "weight_decay": 0.1},
     ),
+    "muon filters": ("Muon", PaperMuon, {"muon_lr": 0.002, "adam_lr": 1e-3, "momentum": 0.9,
+                                         "weight_decay": 0.1}),
     "adamw": ("AdamW", OPTIM.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
+    "adam": ("Adam", OPTIM.Adam, {"lr": 1e-3, "weight_decay": 0.1}),
 }
 MOMENTS = {
     "sgd": ["momentum_buffer"],
@@ -143,8 +147,14 @@ MOMENTS = {
 }
 
 
-def net():
+def net(case=None):
     torch.manual_seed(3)
+    if case == "muon filters":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 24)), nn.Conv1d(1, 1, 1), nn.Unflatten(2, (8, 3)),
+            nn.Conv2d(1, 8, (3, 1)), nn.Flatten(), nn.Tanh(), nn.Linear(144, 2000),  # > 1 MiB
+            nn.Tanh(), nn.Linear(2000, 8)
+        )  # fmt: skip
     return nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
 
 
@@ -168,8 +178,10 @@ def groups_for(model, params):
 
 def engine_for(case, model, folder=None, moments="fp32", **more):
     kind, _, params = CASES[case]
-    values = {**params, "betas": list(params["betas"])} if "betas" in params else params
+    values = {**params, "betas": list(params["betas"])} if "betas" in params else {**params}
     config = small_models.config_for(folder, **more)
+    if case == "adam":  # else it is AdamW, as in DeepSpeed
+        values["adam_w_mode"] = False
     config["optimizer"] = {"type": kind, "params": values}
     config["artesian"]["moments"] = moments
     return artesian.initialize(
@@ -190,7 +202,7 @@ def masters(engine, model):
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_steps_are_those_of_the_reference(case):
     _, reference, params = CASES[case]
-    plain = net()
+    plain = net(case)
     groups = groups_for(plain, params)
     groups = [{**group, "params": list(group["params"])} for group in groups]
     optimizer = reference(groups, **params)
@@ -198,7 +210,7 @@ def test_twenty_steps_are_those_of_the_reference(case):
         loss_of(plain, step).backward()
         optimizer.step()
         optimizer.zero_grad()
-    model = net()
+    model = net(case)
     before = [p.clone() for p in model.parameters()]
     engine = engine_for(case, model)
     train(engine, 20)
@@ -218,6 +230,8 @@ DTYPES = {
 OTHERS = ("momentum", "adagrad", "rms momentum", "lion", "lamb", "muon")
 RESUMED = [
     *((case, dtype, "fp32") for case in OTHERS for dtype in DTYPES),
+    *((case, "fp32", "fp32") for case in ("adam", "adamw", "sgd", "nesterov", "rmsprop")),
+    ("muon filters", "bf16", "fp32"),
     *((case, dtype, "bf16") for case in ("adamw", "adagrad", "lion") for dtype in ("fp32", "bf16")),
 ]
 
@@ -228,7 +242,8 @@ def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, moments, tmp_
     state in host memory."""
 
     def make():
-        return net().to({"fp32": torch.float32, "bf16": torch.bfloat16}.get(dtype, torch.float16))
+        dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+        return net(case).to(dtypes.get(dtype, torch.float16))
 
     model = make()
     engine = engine_for(case, model, None, moments, **DTYPES[dtype])
@@ -404,6 +419,27 @@ def test_deepspeeds_names_and_what_accelerate_replaces(caplog):
         train(engine, 1)
         assert engine.optimizer_name() == ours
         engine.destroy()
+    digests = []
+    for client in (True, False):
+        model = net()
+        matrices, rest = [[p for p in model.parameters() if (p.dim() == 2) is use]
+                          for use in (True, False)]  # fmt: skip
+        groups = [{"params": matrices, "use_muon": True, "lr": 0.01, "ns_method": "standard"},
+                  {"params": rest, "use_muon": False, "lr": 1e-3}]  # fmt: skip
+        params = {"muon_lr": 0.01, "adam_lr": 1e-3, "ns_method": "standard"}
+        section = {} if client else {"optimizer": {"type": "Muon", "params": params}}
+        engine = artesian.initialize(
+            model=model,
+            config=small_models.config_for(**section),
+            optimizer=shim.MuonWithAuxAdam(groups) if client else None,
+        )[0]
+        assert engine.optimizer_name() == "muon"
+        train(engine, 2)
+        digests.append(engine.digest())
+        engine.destroy()
+    assert digests[0] == digests[1]
+    with pytest.raises(artesian.Error, match="adam_w_mode=False"):
+        shim.MuonWithAuxAdam([], adam_w_mode=False)
     groups = OPTIM.SGD(net().parameters(), lr=0.1).param_groups
     with caplog.at_level(logging.WARNING, logger="artesian"):
         for _ in range(2):
@@ -422,3 +458,17 @@ def test_one_cycle_leaves_what_has_no_betas():
     assert engine.get_mom() == [0.9, 0.9]
     assert json.dumps(engine.optimizer.param_groups[0]["momentum"]) == "0.9"
     engine.destroy()
+
+
+def test_what_deepspeeds_muon_updates_and_ours_does_not_is_one_warning(caplog):
+    """And what is no matrix at all is refused where it is to be one."""
+    model = net("muon filters")
+    with caplog.at_level(logging.WARNING, logger="artesian"):
+        engine = engine_for("muon filters", model)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith('Muon: AdamW updates "1.weight" of (1, 1, 1), where DeepSpeed\'s Muon')
+    assert model[3].weight.use_muon and not model[1].weight.use_muon
+    engine.destroy()
+    model[1].weight.use_muon = True
+    with pytest.raises(artesian.Error, match=r'got "1.weight" of \(1, 1, 1\)'):
+        engine_for("muon filters", model)

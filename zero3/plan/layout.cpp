@@ -117,7 +117,11 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
       if (shared || stage.lookup == parameter || tiled || whole) {
         const auto unit = add_unit(layout, spec.name, stays, spec.trainable);
         layout.units[unit].as_stored = tiled || (!shared && !whole);
-        if (whole) layout.units[unit].rows = static_cast<std::uint64_t>(spec.shape.front());
+        if (whole) {
+          const auto last = spec.shape.end() - 1;
+          layout.units[unit].rows = static_cast<std::uint64_t>(spec.shape.front());
+          layout.units[unit].aspect = static_cast<double>(*(last - 1)) / static_cast<double>(*last);
+        }
         stage_units.push_back(unit);
         append(layout, unit, parameter, spec);
         continue;

@@ -43,6 +43,7 @@ struct Unit {
   bool persistent = false;                // gathered once, never released
   bool trainable = true;                  // as all of its parameters are
   std::uint64_t rows = 0;  // of the one matrix that it is, if that is updated as a whole
+  double aspect = 1.0;     // of that one's last two dimensions, the first by the second
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 

@@ -40,6 +40,11 @@ void check_parameters(const std::vector<ParameterSpec>& parameters, Faults& faul
                  fmt::format("got an extent of {}, allowed 1 and more", extent));
       break;
     }
+    if (parameter.matrix && parameter.shape.size() < 2) {
+      faults.add(
+          where + " " + parameter.name,
+          fmt::format("a matrix: got {} dimensions, allowed 2 and more", parameter.shape.size()));
+    }
   }
 }
 

@@ -28,7 +28,7 @@ struct ParameterSpec {
   /// Which set of optimizer constants it is updated with: GroupOptions in step/parameter_groups.h.
   std::uint32_t group = 0;
   /// True if it is [rows, columns] between hidden layers, no embedding and no head: Muon updates it
-  /// as a whole.
+  /// as a whole. Filters of a convolution are a matrix of [filters, elements of one].
   bool matrix = false;
   /// False: frozen. It is read and never written again: no gradient, no optimizer state, no fp32
   /// weight, but what it was initialised with, in the dtype that parameters are stored in.

@@ -48,9 +48,7 @@ void Optimizer::step_slice(const SubGroup& group, std::uint64_t begin, std::uint
   const Part part = part_at(group, begin, end);
   if (part.constants.has_value()) {
     kernels::UpdateStep step = *part.constants;
-    const auto rows = static_cast<double>(unit.rows);
-    const auto columns = static_cast<double>(unit.numel / unit.rows);
-    step.constants.grad_multiplier = static_cast<float>(std::sqrt(std::max(1.0, rows / columns)));
+    step.constants.grad_multiplier = static_cast<float>(std::sqrt(std::max(1.0, unit.aspect)));
     auto arrays = weights_of(group, begin);
     arrays.grad = matrix_of(group) + begin;  // padding is zero, as it was
     arrays.grad_dtype = DType::Float32;

@@ -26,6 +26,7 @@ from artesian.optim import (
     AdamW,
     Lamb,
     Lion,
+    Muon,
     TieredOptimizer,
     TorchAdam,
     TorchAdamW,
@@ -286,6 +287,28 @@ class FusedLamb(Lamb):
                 "max_grad_norm are not supported; gradient_clipping of the config clips"
             )
         super().__init__(params, lr, betas, eps, weight_decay, max_coeff, min_coeff)
+
+
+class MuonWithAuxAdam(Muon):
+    """deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam's arguments."""
+
+    def __init__(
+        self,
+        param_groups: Iterable[dict[str, Any]],
+        adam_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        adam_optimizer_kwargs: dict[str, Any] | None = None,
+        adam_w_mode: bool = True,
+        fallback_to_inline: bool = False,
+    ) -> None:
+        groups = [dict(group) for group in param_groups]
+        methods = {g.pop("ns_method", "gram") for g in groups if g.get("use_muon", False)}
+        if not adam_w_mode or adam_optimizer_kwargs or len(methods) > 1:
+            raise UnsupportedError(
+                "MuonWithAuxAdam: adam_w_mode=False, adam_optimizer_kwargs and groups of different "
+                "ns_method are not supported; AdamW updates what Muon does not, with the constants "
+                "of its groups"
+            )
+        super().__init__(groups, *methods)
 
 
 class Accelerator:

@@ -192,6 +192,7 @@ OP_BUILDERS = dict.fromkeys(
 ADAM = {"DeepSpeedCPUAdam": SHIM, "FusedAdam": SHIM}
 ADAGRAD = {"DeepSpeedCPUAdagrad": SHIM}
 LAMB = {"FusedLamb": SHIM}
+MUON = {"MuonWithAuxAdam": SHIM}
 LION = {"DeepSpeedCPULion": SHIM, "FusedLion": SHIM}
 
 # Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
@@ -261,6 +262,9 @@ MODULES: dict[str, dict[str, str]] = {
         "ZeroParamType": TYPES,
         "unwrap_model_for_generation": TYPES,
     },
+    "deepspeed.runtime.zero.muon": {},
+    "deepspeed.runtime.zero.muon.muon_optimizer": MUON,
+    "deepspeed.runtime.zero.muon.original_muon": MUON,
     "deepspeed.runtime.zero.offload_config": OFFLOAD,
     "deepspeed.runtime.zero.partition_parameters": PARTITIONED
     | {
