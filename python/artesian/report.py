@@ -133,6 +133,29 @@ PEAKS = {
 }  # fmt: skip
 
 
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
+BINARY_UNITS = {"GiB": 2.0**30, "MiB": 2.0**20}
+
+
+def largest(logs: dict[str, Steps], paths: dict[str, str]) -> float:
+    values = [v for steps in logs.values() for path in paths.values() for v in column(steps, path)]
+    return max(finite(values), default=0.0)
+
+
+def unit_for(value: float, units: dict[str, float]) -> str:
+    """The largest unit of which there is one, or the smallest."""
+    return next((unit for unit, size in units.items() if value >= size), list(units)[-1])
+
+
+def short_names(logs: dict[str, Steps]) -> dict[str, Steps]:
+    """By names that a legend has room for: of their files, or numbered where those are alike."""
+    files = [os.path.splitext(os.path.basename(path))[0] for path in logs]
+    named = [name if len(name) <= 12 else f"{name[:11]}\u2026" for name in files]
+    if len(set(named)) < len(named):
+        named = [f"log {number}" for number in range(1, len(logs) + 1)]
+    return dict(zip(named, logs.values(), strict=True))
+
+
 def draw_lines(
     axes: Any, logs: dict[str, Steps], paths: dict[str, str], scale: float = 1.0
 ) -> None:
@@ -184,20 +207,24 @@ def draw_times(axes: Any, logs: dict[str, Steps]) -> None:
 
 
 def draw_bytes(axes: Any, logs: dict[str, Steps]) -> None:
-    draw_lines(axes, logs, BYTES, 1e-9)
-    axes.set_ylabel("GB a step")
+    unit = unit_for(largest(logs, BYTES), UNITS)
+    draw_lines(axes, logs, BYTES, 1 / UNITS[unit])
+    axes.set_ylabel(f"{unit} a step")
 
 
 def draw_wear(axes: Any, logs: dict[str, Steps]) -> None:
+    sums = {name: running(column(steps, "bytes.nvme_write")) for name, steps in logs.items()}
+    unit = unit_for(max(values[-1] for values in sums.values()), UNITS)
     for name, steps in logs.items():
-        written = [value * 1e-12 for value in running(column(steps, "bytes.nvme_write"))]
-        axes.plot(column(steps, "step"), written, label=name)
-    axes.set_ylabel("TB written")
+        written = [value / UNITS[unit] for value in sums[name]]
+        axes.plot(column(steps, "step"), written, label=name, linewidth=1.2)
+    axes.set_ylabel(f"{unit} written")
 
 
 def draw_memory(axes: Any, logs: dict[str, Steps]) -> None:
-    draw_lines(axes, logs, PEAKS, 1 / 2**30)
-    axes.set_ylabel("GiB")
+    unit = unit_for(largest(logs, PEAKS), BINARY_UNITS)
+    draw_lines(axes, logs, PEAKS, 1 / BINARY_UNITS[unit])
+    axes.set_ylabel(unit)
 
 
 PICTURES: list[tuple[str, str, Callable[[Any, dict[str, Steps]], None]]] = [
@@ -223,14 +250,22 @@ def pictures(logs: dict[str, Steps]) -> Iterator[tuple[str, str, str]]:
     pyplot.rcParams.update({"svg.hashsalt": "artesian", "font.size": 9, "axes.grid": True,
                             "grid.alpha": 0.3, "axes.spines.top": False,
                             "axes.spines.right": False})  # fmt: skip
+    logs = short_names(logs)
+    numbers = [number for steps in logs.values() for number in finite(column(steps, "step"))]
     for title, text, draw in PICTURES:
-        figure, axes = pyplot.subplots(figsize=(9, 2.8), layout="constrained")
+        figure = pyplot.figure(figsize=(10.5, 2.8))
+        axes = figure.add_axes((0.075, 0.17, 0.675, 0.79))  # the same, so that steps are aligned
         draw(axes, logs)
+        if min(numbers) < max(numbers):
+            axes.set_xlim(min(numbers), max(numbers))
         axes.set_xlabel("step")
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if draw is not draw_loss else None)
+        if draw is not draw_loss:
+            axes.set_ylim(bottom=min(0, axes.dataLim.y0))
+        if draw is draw_times and len(logs) > 1:
+            text += f' The log drawn is "{html.escape(next(iter(logs)))}".'
         handles, _ = axes.get_legend_handles_labels()
         if len(handles) > 1:
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         pyplot.close(figure)

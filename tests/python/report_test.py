@@ -32,6 +32,9 @@ def test_a_run_is_one_page(place, tmp_path):  # noqa: F811
     table = text[text.index("<table>") : text.index("</table>")]
     assert f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}" in table and "1 to 6" in table
     assert f"{steps[1]['eval_loss']:.4f} to {steps[5]['eval_loss']:.4f}" in table
+    assert re.search("<!-- [KM]B written -->", text)  # not 0.0 TB
+    places = re.findall(r'<clipPath id="\w+">\s*<rect x="(.*?)" .*?width="(.*?)"', text)
+    assert len(places) >= 7 and len(set(places)) == 1  # steps are below one another
     for title in ("Loss", "Step time by kind", "Bytes by tier", "Disk wear"):
         assert f"<h2>{title}</h2>" in text
 
@@ -45,6 +48,7 @@ def test_logs_are_drawn_over_one_another_and_odd_steps_too(tmp_path):
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "page.html").read_text()
     assert "a&amp;b.jsonl" in text and "1 skipped" in text
+    assert 'The log drawn is "a&amp;b".' in text
 
 
 def test_what_cannot_be_drawn_is_one_line(place, tmp_path):  # noqa: F811

@@ -101,6 +101,52 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
   EXPECT_GE(overflows, 10);
 }
 
+// Muon's matrices too, which are made orthogonal from a gradient that is clipped afterwards. LAMB
+// waits for its norms, so it makes nothing there.
+TEST_F(SpeculativeUpdateTest, IsTakenBackOfEveryOptimizer) {
+  for (const OptimizerType type :
+       {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion,
+        OptimizerType::Lamb, OptimizerType::Muon}) {
+    for (const int dtype : {0, 1, 2}) {  // fp32, bf16, fp16 with overflows
+      Choice choice = run;
+      choice[Dtype] = dtype;
+      SCOPED_TRACE(describe(choice) + ", optimizer " + std::to_string(static_cast<int>(type)));
+      const auto config_for = [&](const Choice& of, double clipping) {
+        Config config = clipped(of, clipping);
+        config.optimizer.type = type;
+        config.optimizer.nesterov = true;
+        config.optimizer.muon_lr = 0.01;
+        if (type == OptimizerType::Muon) *config.artesian.host_memory += 400'000;
+        return config;
+      };
+      const Choice simple = in_memory(choice);
+      const auto waits = [&](double clipping) {
+        Config config = config_for(simple, clipping);
+        config.artesian.speculative_update = false;
+        return train(simple, config);
+      };
+      const double median = median_norm(waits(0.0).steps);
+      const Config config = config_for(choice, median);
+      const EngineOptions options{.share_under_backward = 1.0};
+      if (type == OptimizerType::Muon) {
+        const auto engine = make_engine(choice, config, options);
+        const std::vector<Unit>& units = engine->placement().layout.units;
+        std::size_t matrices = 0;
+        for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+          matrices += engine->units_under_backward()[unit] && units[unit].rows != 0;
+        }
+        EXPECT_GE(matrices, 4u);  // of eight; host memory may have the state of some
+        EXPECT_TRUE(engine->close().has_value());
+      }
+      const Outcome outcome = train(choice, config, options);
+      expect_same(outcome, waits(median));
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(outcome.units_under_backward == 0, type == OptimizerType::Lamb);
+      EXPECT_EQ(taken_back(outcome) == 0, type == OptimizerType::Lamb);
+    }
+  }
+}
+
 // Host memory is left for what it was.
 TEST_F(SpeculativeUpdateTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
   std::ptrdiff_t units = 0, backs = 0, overflows = 0;
