@@ -20,8 +20,8 @@ from report import ROOT, median_ratio, say, spread, summary
 from step_jobs import CONTESTANTS, MODELS, RIVALS
 
 MIB = 1 << 20
-STEP_SECONDS = {"124m": 22, "355m": 66, "tiny": 1}  # of all contestants together, two cores
-START_SECONDS = {"124m": 140, "355m": 260, "tiny": 80}  # of all processes, without the steps
+STEP_SECONDS = {"124m": 32, "355m": 96, "tiny": 1}  # of all contestants together, two cores
+START_SECONDS = {"124m": 190, "355m": 350, "tiny": 110}  # of all processes, without the steps
 POLL = 0.02
 TIMEOUT = 3600
 
@@ -312,9 +312,9 @@ def one_model(report, runner, name, names, plan_of_model):
     rounds, warm_up, steps = plan_of_model
     budget = MODELS[name][4]
     title = (
-        f"GPT-2 {name}, sequence {step_jobs.LENGTH}, micro-batch 1, AdamW, 2 threads; "
-        f"Artesian with {budget} for each tier; median (min..max) of {rounds} x {steps} steps "
-        f"after {warm_up}"
+        f"GPT-2 {name}, sequence {step_jobs.LENGTH}, micro-batch 1, AdamW unless a row says Muon, "
+        f"2 threads; Artesian with {budget} for each tier; median (min..max) of {rounds} x {steps} "
+        f"steps after {warm_up}"
     )
     header = ["", "s a step", "MB read / written a step", "peak RSS, steps, MiB"]
     header += ["peak RSS, process, MiB", f"loss, step 1 -> {warm_up + steps}"]

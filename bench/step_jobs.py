@@ -20,6 +20,8 @@ CLIPPING = 1.0
 FREE = {"gradient_clipping": 0.0, "bf16": {"enabled": True, "check_grad_overflow": False}}
 SETTLED = 3  # steps after which an engine of ours measures nothing more to decide by
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+# Of matrices in blocks; OPTIMIZER of all else. In bf16, as torch.optim.Muon.
+MUON = {"muon_lr": 0.01, "adam_lr": OPTIMIZER["lr"], "momentum": 0.95, "ns_method": "standard"}
 AIO = {
     "block_size": 1 << 20,
     "queue_depth": 32,
@@ -35,6 +37,7 @@ class Contestant:
     dtype: str
     setting: str = ""  # of DeepSpeed; ours: "two" folders, all in "ram"
     clipped: bool = True
+    optimizer: str = "AdamW"
 
 
 CONTESTANTS = {
@@ -72,6 +75,21 @@ CONTESTANTS = {
         "DeepSpeed bf16, all on NVMe, pipelined, nothing clipped", "deepspeed", "bf16", "mid",
         clipped=False,
     ),
+    "artesian_muon_fp32": Contestant(
+        "Artesian fp32, Muon, offloaded to NVMe", "artesian", "fp32", optimizer="Muon"
+    ),
+    "artesian_muon_fp32_ram": Contestant(
+        "Artesian fp32, Muon, all in RAM", "artesian", "fp32", "ram", optimizer="Muon"
+    ),
+    "torch_muon_fp32": Contestant(
+        "PyTorch fp32, Muon, all in RAM", "torch", "fp32", optimizer="Muon"
+    ),
+    "artesian_muon_bf16": Contestant(
+        "Artesian bf16, Muon, offloaded to NVMe", "artesian", "bf16", optimizer="Muon"
+    ),
+    "torch_muon_bf16": Contestant(
+        "PyTorch bf16, Muon, fp32 master, all in RAM", "torch", "bf16", optimizer="Muon"
+    ),
 }
 # Each of ours, and with what it is compared.
 RIVALS = {
@@ -84,6 +102,9 @@ RIVALS = {
     "python_fp32_ram": ["torch_fp32", "artesian_fp32_ram"],
     "python_bf16": ["artesian_bf16", "deepspeed_lim", "deepspeed_mid"],
     "python_bf16_free": ["artesian_bf16_free", "python_bf16"],
+    "artesian_muon_fp32": ["torch_muon_fp32", "artesian_fp32"],
+    "artesian_muon_fp32_ram": ["torch_muon_fp32"],
+    "artesian_muon_bf16": ["torch_muon_bf16", "artesian_bf16"],
 }
 
 
@@ -147,12 +168,19 @@ def deepspeed_config(contestant, name, folder):
     return base_config(contestant) | {"zero_optimization": zero}
 
 
+def optimizer_section(contestant):
+    params = OPTIMIZER
+    if contestant.optimizer == "Muon":
+        params = MUON | {key: value for key, value in OPTIMIZER.items() if key != "lr"}
+    return {"type": contestant.optimizer, "params": params}
+
+
 def base_config(contestant):
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": CLIPPING,
-        "optimizer": {"type": "AdamW", "params": OPTIMIZER},
+        "optimizer": optimizer_section(contestant),
         "aio": AIO,
     }
     config |= {"bf16": {"enabled": True}} if contestant.dtype == "bf16" else {}
@@ -232,6 +260,8 @@ def worker_job(contestant, name, model, tokens, steps, folder):
         "optimizer": OPTIMIZER,
         "clipping": CLIPPING,
     }
+    if contestant.optimizer == "Muon":
+        job["muon"] = MUON
     if contestant.kind == "deepspeed":
         job["config"] = deepspeed_config(contestant, name, folder)
     if contestant.kind == "python":

@@ -4,11 +4,11 @@ prints one JSON object; run by step.py.
     step_worker.py JOB.json
 
 The job says: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
-file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), clipping and, for an
-engine, its configuration. GELU is the one operator that it is in our own models, for all. One
-sample a step, in the order of the file. Bytes are those of /proc/self/io, which counts direct I/O
-of all threads; the peak of memory is that of the steps alone (the mark is reset after set-up),
-beside that of the whole process."""
+file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), muon (of the blocks'
+matrices, if Muon updates those), clipping and, for an engine, its configuration. GELU is the one
+operator that it is in our own models, for all. One sample a step, in the order of the file. Bytes
+are those of /proc/self/io, which counts direct I/O of all threads; the peak of memory is that of
+the steps alone (the mark is reset after set-up), beside that of the whole process."""
 
 import json
 import pathlib
@@ -71,7 +71,25 @@ class Plain(Trainer):
         self.master = self.parameters
         if job["dtype"] != "fp32":
             self.master = [p.detach().float().requires_grad_() for p in self.parameters]
-        self.optimizer = torch.optim.AdamW(self.master, fused=True, **job["optimizer"])
+        self.optimizers = self.optimizers_for(model, job)
+
+    def optimizers_for(self, model, job):
+        rest, muon = self.master, job.get("muon")
+        if muon is None:
+            return [torch.optim.AdamW(rest, fused=True, **job["optimizer"])]
+        blocks = {id(p) for p in model.transformer.h.parameters() if p.dim() == 2}
+        pairs = list(zip(self.master, self.parameters))
+        matrices = [master for master, parameter in pairs if id(parameter) in blocks]
+        rest = [master for master, parameter in pairs if id(parameter) not in blocks]
+        constants = {
+            "lr": muon["muon_lr"],
+            "momentum": muon["momentum"],
+            "weight_decay": job["optimizer"]["weight_decay"],
+        }
+        return [
+            torch.optim.Muon(matrices, **constants),
+            torch.optim.AdamW(rest, fused=True, **job["optimizer"]),
+        ]
 
     def step(self, ids, targets):
         loss = loss_of(self.model, ids, targets)
@@ -81,8 +99,9 @@ class Plain(Trainer):
                 master.grad = parameter.grad.float()
                 parameter.grad = None
         torch.nn.utils.clip_grad_norm_(self.master, self.clipping, foreach=True)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self.master is not self.parameters:
             with torch.no_grad():
                 torch._foreach_copy_(self.parameters, self.master)

@@ -348,8 +348,12 @@ def test_step_of_a_tiny_model_trains_the_same(tmp_path):
     if shutil.disk_usage(tmp_path).free < 1 << 30:
         pytest.skip("needs 1 GiB of free disk")
     found, output = bench(tmp_path, "step", "--models", "tiny", "--steps", "tiny=3", "--warm-up",
-                          "1", "--contestants", "artesian_fp32,torch_fp32")  # fmt: skip
+                          "1", "--contestants", "artesian_fp32,torch_fp32,artesian_muon_fp32,"
+                          "torch_muon_fp32")  # fmt: skip
+    muon = [by_name(found)[f"step_{who}_muon_fp32"]["losses"] for who in ("artesian", "torch")]
+    assert muon[0] == pytest.approx(muon[1], rel=1e-3)  # their iterations are in bf16
     ours, torch = (by_name(found)[f"step_{who}"] for who in ["artesian_fp32", "torch_fp32"])
+    assert abs(muon[0][-1] - ours["losses"][-1]) > 0.01
     assert ours["losses"] == pytest.approx(torch["losses"], rel=1e-5)
     assert ours["losses"][-1] < ours["losses"][0]
     assert len(ours["losses"]) == 4 and len(ours["seconds"]["all"]) == 3
@@ -357,7 +361,7 @@ def test_step_of_a_tiny_model_trains_the_same(tmp_path):
     assert torch["bytes_written"] == 0
     assert ours["parameters"]["budget_each_tier"] == "1MiB"
     assert 0 < ours["rss_steps"] < torch["rss_steps"]
-    seconds, memory = found["ratios"]
+    seconds, memory = found["ratios"][:2]
     assert seconds["median"] == ours["seconds"]["median"] / torch["seconds"]["median"]
     assert memory["median"] == ours["rss_steps"] / torch["rss_steps"]
     assert "| Artesian fp32, offloaded to NVMe |" in output
