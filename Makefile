@@ -22,7 +22,7 @@ lint:
 asan tsan:
 	@dev/setup.sh dev/sanitize.sh $@
 
-# PART=micro, adam, disk, step, bound, plan, ladder, checkpoint, trainer or hooks: one; ARGUMENTS="..." goes to
+# PART=micro, adam, disk, step, bound, plan, ladder, checkpoint, trainer, hooks or ranks: one; ARGUMENTS="..." goes to
 # bench/run.py, which has --help.
 bench:
 	@PART=$(PART) dev/setup.sh --with bench dev/bench.sh $(ARGUMENTS)

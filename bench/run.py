@@ -12,11 +12,13 @@ import sys
 
 from bound import SHAPES
 from disk import points
+from ranks import CASES as RANKS_CASES
+from ranks import WORDS as RANKS_WHO
 from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
 PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "checkpoint", "trainer",
-         "hooks"]  # fmt: skip
+         "hooks", "ranks"]  # fmt: skip
 
 
 def parse(arguments):
@@ -58,6 +60,14 @@ def parse(arguments):
     add("--trainer-steps", type=int, default=50, help="trainer: steps of each")
     add("--hooks-steps", type=int, default=40, help="hooks: of each of both, in turn")
     add("--hooks-samples", type=int, default=32, help="hooks: rows of a batch")
+    add("--ranks-model", default="124m", choices=["124m", "355m", "tiny"])
+    add("--ranks-cases", type=some_of(RANKS_CASES), default="",
+        help="ranks: only these, of " + ", ".join(RANKS_CASES))  # fmt: skip
+    add("--ranks-who", type=some_of(RANKS_WHO), default="",
+        help="ranks: only these, of " + ", ".join(RANKS_WHO))  # fmt: skip
+    add("--ranks-rounds", type=int, default=3, help="ranks: processes per contestant")
+    add("--ranks-steps", type=int, default=4, help="ranks: measured steps of each")
+    add("--ranks-micro-batch", type=int, default=4, help="ranks: samples of a micro-batch")
     add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")

@@ -5,12 +5,15 @@ prints one JSON object; run by step.py.
 
 The job says: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
 file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), muon (of the blocks'
-matrices, if Muon updates those), clipping and, for an engine, its configuration. GELU is the one
-operator that it is in our own models, for all. One sample a step, in the order of the file. Bytes
-are those of /proc/self/io, which counts direct I/O of all threads; the peak of memory is that of
-the steps alone (the mark is reset after set-up), beside that of the whole process."""
+matrices, if Muon updates those), clipping and, for an engine, its configuration; samples of a
+micro-batch and threads, if not 1 and 2. GELU is the one operator that it is in our own models, for
+all. A micro-batch a step, in the order of the file; of several ranks that torchrun has started,
+each has its own. Bytes are those of /proc/self/io, which counts direct I/O of all threads; the
+peak of memory is that of the steps alone (the mark is reset after set-up), beside that of the whole
+process."""
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -22,16 +25,19 @@ import transformers
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "dev"))
 from first_calls import make_first_calls  # noqa: E402
 
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def batches(tokens, length):
-    number = 0
+def batches(tokens, length, samples, rank, ranks):
+    """Those of one rank: every batch is a run of samples, and every ranks-th is its own."""
+    number = rank * samples
     while True:
-        start = number % ((len(tokens) - 1) // length) * length
-        window = torch.from_numpy(tokens[start : start + length + 1].astype(numpy.int64))
-        yield window[None, :-1], window[None, 1:]
-        number += 1
+        starts = [(number + i) % ((len(tokens) - 1) // length) * length for i in range(samples)]
+        rows = [tokens[start : start + length + 1] for start in starts]
+        window = torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
+        yield window[:, :-1], window[:, 1:]
+        number += ranks * samples
 
 
 def io_bytes():
@@ -128,6 +134,8 @@ class Artesian(WithEngine):
     def __init__(self, model, job):
         import artesian
 
+        if RANKS > 1:
+            torch.distributed.init_process_group("gloo")
         self.engine = artesian.initialize(model=model, config=job["config"], device="cpu")[0]
 
     def figures(self):
@@ -144,7 +152,8 @@ def train(job):
     peak = peak_memory()
     reset_peak_memory()
     steps = []
-    for _, (ids, targets) in zip(range(job["steps"]), batches(tokens, job["length"])):
+    own = batches(tokens, job["length"], job.get("samples", 1), RANK, RANKS)
+    for _, (ids, targets) in zip(range(job["steps"]), own):
         before, start = io_bytes(), time.perf_counter()
         loss = trainer.step(ids, targets)
         seconds = time.perf_counter() - start
@@ -152,14 +161,21 @@ def train(job):
         made = {"seconds": seconds, "loss": loss, "read": moved[0], "written": moved[1]}
         steps.append(made | trainer.figures())
     in_steps = peak_memory()
+    if RANKS > 1:  # of the whole batch
+        losses = torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
+        torch.distributed.all_reduce(losses)
+        for step, loss in zip(steps, (losses / RANKS).tolist()):
+            step["loss"] = loss
     return {"steps": steps, "rss_steps": in_steps, "rss_process": max(peak, in_steps)}
 
 
 def main():
     make_first_calls()
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    torch.set_num_threads(2)
+    torch.set_num_threads(job.get("threads", 2))
     result = train(job)
+    if RANK != 0:
+        return
     # On a line of its own: DeepSpeed writes to stdout, too.
     print("\nRESULT " + json.dumps(result), flush=True)
 

@@ -568,6 +568,21 @@ def test_plan_of_a_tiny_model(tmp_path, monkeypatch):
 
 
 @needs_programs
+def test_two_ranks_are_measured_beside_one(tmp_path):
+    found, output = bench(
+        tmp_path, "ranks", "--ranks-model", "tiny", "--ranks-cases", "fp32", "--ranks-rounds", "1",
+        "--ranks-steps", "2", "--warm-up", "1", "--without-deepspeed",
+    )  # fmt: skip
+    one, two = found["results"]
+    assert len(one["losses"]) == 2 and found["notes"] == []  # two ranks have the losses of one
+    assert max(one["wait_bus"]) == 0 < min(two["wait_bus"])
+    (ratio,) = found["ratios"]
+    expected = two["seconds"]["median"] / one["seconds"]["median"]
+    assert ratio["median"] == pytest.approx(expected) and ratio["aim"] == 1.25
+    assert "| 2 ranks, 1 thread each |" in output
+
+
+@needs_programs
 def test_a_plan_of_what_cannot_run_is_a_word(tmp_path):
     found, _ = bench(tmp_path, "plan", "--plan-model", "tiny", "--size", "1MiB")
     assert found["results"] == []
