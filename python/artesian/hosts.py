@@ -137,7 +137,10 @@ def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[
     count = next(iter(start.hosts.values()))
     if launcher == "pdsh":
         line = shell_line(start, torchrun_on(start, "%n", count))
-        return [["pdsh", "-S", "-f", "1024", "-w", ",".join(start.hosts), *start.arguments, line]]
+        # Some builds of pdsh use rsh unless they are told otherwise.
+        shell = [] if "PDSH_RCMD_TYPE" in os.environ else ["-R", "ssh"]
+        return [["pdsh", *shell, "-S", "-f", "1024", "-w", ",".join(start.hosts),
+                 *start.arguments, line]]  # fmt: skip
     both = {**start.variables, "MASTER_ADDR": start.address, "MASTER_PORT": str(start.port)}
     if launcher == "openmpi":
         hosts = ",".join(f"{host}:{slots}" for host, slots in start.hosts.items())

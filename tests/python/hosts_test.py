@@ -36,7 +36,11 @@ def test_ssh_starts_torchrun_on_each_host(port, tmp_path, monkeypatch):
         assert shlex.split(rest) == ["exec", *TORCHRUN, f"--node-rank={node}", *SAME, "prog", "x y"]
 
 
-def test_pdsh_starts_it_on_all_hosts_at_once():
+def test_pdsh_starts_it_on_all_hosts_at_once(monkeypatch):
+    monkeypatch.delenv("PDSH_RCMD_TYPE", raising=False)
+    (command,) = hosts.commands_of(START, "pdsh", None)
+    assert command[:-1] == ["pdsh", "-R", "ssh", "-S", "-f", "1024", "-w", "a,b", "-v"]
+    monkeypatch.setenv("PDSH_RCMD_TYPE", "exec")
     (command,) = hosts.commands_of(START, "pdsh", None)
     assert command[:-1] == ["pdsh", "-S", "-f", "1024", "-w", "a,b", "-v"]
     assert " --node-rank=%n " in command[-1]
