@@ -627,6 +627,7 @@ class Engine(Members):
             if id(parameter) in returned:
                 parameter.data = returned[id(parameter)].to(parameter.device)
         thaw(self._frozen)
+        self.ranks.leave()
 
     def _values_to_return(self) -> dict[int, torch.Tensor]:
         try:

@@ -3,6 +3,7 @@ moves what goes between them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -26,6 +27,15 @@ class Ranks:
     local_rank: int = 0
     local_world_size: int = 1
     group: _C.Group | None = None
+    of_torch: Any = None  # PyTorch's, which `group` is over
+
+    def leave(self) -> None:
+        """Gives the group's connections and threads back, unless its owner has done so with all
+        groups of the process."""
+        if self.of_torch is None or not is_initialized():
+            return
+        with contextlib.suppress(ValueError):  # the default group has been made anew since
+            dist.destroy_process_group(self.of_torch)
 
     @property
     def first(self) -> bool:
@@ -81,6 +91,7 @@ def ranks_of(group: Any = None) -> Ranks:
             local_ranks=local_ranks,
             deadline_seconds=deadline_of(group),
         ),
+        of_torch=own,
     )
 
 

@@ -73,11 +73,17 @@ def make(case, rank):
     return model, batch
 
 
+def groups():
+    """How many of PyTorch's process groups there are."""
+    return len(torch.distributed.distributed_c10d._world.pg_map)
+
+
 def run(case, rank, ranks, folder):
     """Of each step loss, norm, overflow and loss scale; a gradient; and the digest in the end."""
     all_of_them = case.get("micro_batches", 2 * ranks if ranks > 1 else 4)
     own = all_of_them // ranks
     model, batch = make(case, rank)
+    before = groups()
     engine = artesian.initialize(model=model, config=config_of(case, own, folder))[0]
     if "load" in case:
         engine.load_checkpoint(folder / "saved")
@@ -95,6 +101,7 @@ def run(case, rank, ranks, folder):
         engine.save_checkpoint(folder / "saved")
     result = [lines, engine.digest()]
     engine.destroy()
+    assert groups() == before, "the engine leaves its process group behind"
     return result
 
 
