@@ -22,8 +22,8 @@ lint:
 asan tsan:
 	@dev/setup.sh dev/sanitize.sh $@
 
-# PART=micro, adam, disk, step, bound, plan, ladder, checkpoint, trainer, hooks or ranks: one; ARGUMENTS="..." goes to
-# bench/run.py, which has --help.
+# PART=micro, adam, disk, step, bound, plan, ladder, checkpoint, trainer, hooks, ranks or inference: one;
+# ARGUMENTS="..." goes to bench/run.py, which has --help.
 bench:
 	@PART=$(PART) dev/setup.sh --with bench dev/bench.sh $(ARGUMENTS)
 

@@ -18,7 +18,7 @@ from report import ROOT, Report, say
 from step_jobs import CONTESTANTS, MODELS, SETTLED, per_model, some_of
 
 PARTS = ["micro", "adam", "disk", "step", "bound", "plan", "ladder", "checkpoint", "trainer",
-         "hooks", "ranks"]  # fmt: skip
+         "hooks", "ranks", "inference"]  # fmt: skip
 
 
 def parse(arguments):
@@ -68,6 +68,8 @@ def parse(arguments):
     add("--ranks-rounds", type=int, default=3, help="ranks: processes per contestant")
     add("--ranks-steps", type=int, default=4, help="ranks: measured steps of each")
     add("--ranks-micro-batch", type=int, default=4, help="ranks: samples of a micro-batch")
+    add("--inference-model", default="3b", choices=["3b", "tiny"])
+    add("--inference-rounds", type=int, default=1, help="inference: processes of each")
     add("--tune-seconds", type=float, default=60, help="plan: of aio_bench tune, before all")
     add("--without-deepspeed", action="store_true")
     add("--without-fio", action="store_true")

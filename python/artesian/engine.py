@@ -321,7 +321,10 @@ class Engine(Members):
             self._core.backward_ended(True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss as a bare backward() needs it."""
+        """The loss as a bare backward() needs it, which is to come before the next step."""
+        if self.evaluates:
+            raise refuse_training("scale(loss)")
+        self._core.scales_by_itself(loss.detach().item())
         return loss * self._core.loss_scale
 
     def step(self) -> None:

@@ -13,8 +13,18 @@ def freeze(model: nn.Module) -> list[nn.Parameter]:
     """Returns those that were not frozen before."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     for parameter in trainable:
-        parameter.requires_grad_(False)
+        _freeze(parameter)
     return trainable
+
+
+def _freeze(parameter: nn.Parameter) -> None:
+    parameter.requires_grad_(False)
+    parameter._artesian_frozen = True  # type: ignore[attr-defined]
+
+
+def is_frozen_here(parameter: torch.Tensor) -> bool:
+    """True if an engine has frozen it, and not the caller."""
+    return getattr(parameter, "_artesian_frozen", False)
 
 
 def leave_out(
@@ -40,11 +50,12 @@ def leave_out(
         ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else ""),
     )
     for parameter in left.values():
-        parameter.requires_grad_(False)
+        _freeze(parameter)
     return list(left.values())
 
 
 def thaw(parameters: list[nn.Parameter]) -> None:
     """Undoes freeze()."""
     for parameter in parameters:
+        vars(parameter).pop("_artesian_frozen", None)
         parameter.requires_grad_(True)

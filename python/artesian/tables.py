@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from artesian.freezing import is_frozen_here
 from artesian.native import _C
 from artesian.units import Plan
 
@@ -87,7 +88,8 @@ def give_forwards(
                 forward = functools.partial(core.look_up, numbers[name], padding)
             else:
                 assert isinstance(module, nn.Linear)
-                forward = functools.partial(core.multiply, numbers[name], module.bias)
+                frozen_here = is_frozen_here(module.weight)
+                forward = functools.partial(core.multiply, numbers[name], module.bias, frozen_here)
             given.append(Forward(module, forward))
     return given
 

@@ -207,11 +207,12 @@ void bind_tables(py::class_<HookedEngine, Holder>& bound) {
       .def(
           "multiply",
           [](HookedEngine& engine, std::uint32_t parameter, const std::optional<at::Tensor>& bias,
-             const at::Tensor& input) {
+             bool frozen_here, const at::Tensor& input) {
+            const auto by = frozen_here ? zero3::FrozenBy::Engine : zero3::FrozenBy::Caller;
             return compute<&UnitUses::multiply>(engine, parameter, input,
-                                                bias.value_or(at::Tensor()));
+                                                bias.value_or(at::Tensor()), by);
           },
-          py::arg("parameter"), py::arg("bias"), py::arg("input"));
+          py::arg("parameter"), py::arg("bias"), py::arg("frozen_here"), py::arg("input"));
 }
 
 void bind_state(py::class_<HookedEngine, Holder>& bound) {
@@ -340,6 +341,7 @@ void bind_engine(py::module_& module) {
       .def("lend", &lend)
       .def("unwind", &call_uses<&UnitUses::unwind>)
       .def("begin_backward", &call_uses<&UnitUses::begin_backward, double>)
+      .def("scales_by_itself", &call_uses<&UnitUses::scales_by_itself, double>)
       .def("backward_ended", &call_uses<&UnitUses::backward_ended, bool>)
       .def("zero_gradients", &call_uses<&UnitUses::zero_gradients>)
       .def("step", &step, py::arg("groups"))

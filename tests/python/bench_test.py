@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import bound  # noqa: E402
 import disk  # noqa: E402
 import hooks  # noqa: E402
+import inference  # noqa: E402
 import ladder  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
@@ -412,6 +413,18 @@ def test_hooks_are_measured_beside_a_step(tmp_path):
     assert share["median"] == pytest.approx(hooks_seconds / step_seconds)
     assert share["aim"] == hooks.AIM and over_plain["aim"] is None and of_stage_2["median"] > 0
     assert all(f"| {row} | " in output for row in ("hooks", "a step", "the same at stage 2"))
+
+
+@needs_programs
+def test_tokens_are_measured_beside_disk_offload(tmp_path):
+    found, output = bench(tmp_path, "inference", "--inference-model", "tiny")
+    assert len(found["results"]) == 6
+    ratios = {ratio["name"]: ratio for ratio in found["ratios"]}
+    for rows in (1, 8):
+        assert ratios[f"bytes over planned, batch {rows}"]["median"] == pytest.approx(1, abs=0.3)
+        aim = ratios[f"disk_offload over ours, seconds, batch {rows}"]["aim"]
+        assert aim == inference.DISK_OFFLOAD_AIM
+    assert "| accelerate's disk_offload | 8 |" in output
 
 
 def test_hooks_are_what_the_medians_of_both_differ_by():

@@ -126,6 +126,27 @@ def test_a_bare_loop_has_the_bits_of_the_engines_own():
     assert engine.digest() == digest_after(2)
 
 
+def test_a_bare_loop_of_scaled_losses_has_the_bits_of_the_engines_own():
+    fp16 = {"fp16": {"enabled": True, "initial_scale_power": 4}}
+    digests = {}
+    for bare in (False, True):
+        model, batch = model_of()
+        engine = artesian.initialize(model=model, config=small_models.config_for(**fp16))[0]
+        for step in range(2):
+            for micro in range(2):
+                loss = model(**batch(2 * step + micro)).loss
+                if bare:
+                    engine.scale(loss).backward()
+                else:
+                    engine.backward(loss)
+            engine.optimizer.step()
+            digests[bare, step] = (engine.digest(), engine.last_step["loss"])
+        with pytest.raises(RuntimeError, match="Loss scaling is required"):
+            model(**batch(0)).loss.backward()
+        engine.destroy()
+    assert all(digests[True, step] == digests[False, step] for step in range(2))
+
+
 def test_a_clients_optimizer_and_any_torch_scheduler(recwarn):
     model, batch = model_of()
     plain = copy.deepcopy(model)

@@ -189,6 +189,67 @@ def test_nothing_of_a_tables_size_is_made(tied, section, tmp_path):
     engine.destroy()
 
 
+class Ends(nn.Module):
+    """The logits of the last places alone, as generation asks for them."""
+
+    def __init__(self, bias, places):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 1000, bias=bias)
+        self.places = places
+
+    def forward(self, hidden):
+        return self.head(self.layer(hidden)[:, -self.places :])
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of all operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("places", [1, 3])
+@pytest.mark.parametrize("frozen_by", ["nobody", "caller", "engine"])
+def test_the_last_places_have_plain_pytorchs_bits(frozen_by, places, bias, dtype, all_are_tables):
+    """PyTorch multiplies a slice of the hidden state by a frozen weight by repeating the weight for
+    each row of the batch."""
+    plain, model = Ends(bias, places), Ends(bias, places)
+    if frozen_by == "caller":
+        plain.head.requires_grad_(False)
+        model.head.requires_grad_(False)
+    if frozen_by == "engine":
+        engine = artesian.init_inference(model, config_for(**SECTIONS[dtype]))
+    else:
+        engine = start(model, **SECTIONS[dtype])
+    if engine._core.compute_dtype == "bf16":
+        plain.bfloat16()
+    hidden = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(2))
+    hidden = hidden.to(plain.head.weight.dtype)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients and frozen_by != "engine"):
+            expected = plain(hidden)
+            with Operators() as operators:
+                logits = engine(hidden)
+        assert torch.equal(logits, expected)
+        assert "mm" in operators.names and "bmm" not in operators.names
+    if dtype == "fp32" and frozen_by == "nobody":
+        expected.square().mean().backward()
+        engine.backward(logits.square().mean())
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(zero.safe_get_full_grad(ours), theirs.grad)
+        engine.step()
+    engine.destroy()
+
+
 def test_tiles_train_as_the_whole_matrix_does(tmp_path):
     """Products with parts of a matrix may differ from those with the whole one in the last bits."""
     plain = Language(TALL, 128)

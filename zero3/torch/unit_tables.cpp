@@ -5,7 +5,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -88,16 +90,28 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const std::optional<at::Tensor>& added,
-                            const c10::intrusive_ptr<Table>& table) {
+                            bool one_by_one, const c10::intrusive_ptr<Table>& table) {
     const at::Tensor bias = added.value_or(at::Tensor());
     context->saved_data[Table::key()] = c10::IValue::make_capsule(table);
     context->saved_data["bias"] = bias.defined();
     context->save_for_backward({input, weight});
     const at::AutoDispatchBelowADInplaceOrView no_views;  // so that it may be changed in place
-    if (!by_tiles(input, weight)) return at::linear(input, weight.to(input.scalar_type()), bias);
     std::vector<std::int64_t> shape = input.sizes().vec();
     shape.back() = weight.size(0);
-    return times_transposed(rows_of(input), weight, bias).view(shape);
+    if (by_tiles(input, weight)) return times_transposed(rows_of(input), weight, bias).view(shape);
+    const at::Tensor matrix = weight.to(input.scalar_type());
+    if (input.dim() < 3 || (input.is_contiguous() && (bias.defined() || !one_by_one))) {
+      return at::linear(input, matrix, bias);
+    }
+    at::Tensor product = at::empty(shape, input.options().requires_grad(false));
+    const std::int64_t rows = one_by_one ? input.size(-2) : product.numel() / weight.size(0);
+    const at::Tensor factors = input.reshape({-1, rows, input.size(-1)});
+    const at::Tensor products = product.view({-1, rows, weight.size(0)});
+    for (std::int64_t index = 0; index < factors.size(0); ++index) {
+      at::Tensor part = products.select(0, index);
+      at::mm_out(part, factors.select(0, index), matrix.t());
+    }
+    return bias.defined() ? product.add_(bias) : product;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -121,7 +135,19 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     at::Tensor of_bias;
     const bool has_bias = context->saved_data["bias"].toBool();
     if (has_bias && context->needs_input_grad(2)) of_bias = factor.sum(0);
-    return {of_input, of_weight, of_bias, {}};
+    return {of_input, of_weight, of_bias, {}, {}};
+  }
+
+  /// True where PyTorch multiplies the matrices of a batch one by one, whose bits differ from those
+  /// of one product over all rows: where the weight is frozen, and the rows cannot be viewed as one
+  /// matrix, as those of `hidden[:, -1:]`. It repeats the weight for each matrix.
+  /// Source: should_fold() in ATen/native/LinearAlgebra.cpp.
+  static bool one_by_one(const at::Tensor& input) {
+    if (input.dim() < 3 || input.numel() == 0) return false;
+    for (std::int64_t axis = 0; axis < input.dim() - 2; ++axis) {
+      if (input.stride(axis) != input.stride(axis + 1) * input.size(axis + 1)) return true;
+    }
+    return false;
   }
 
  private:
@@ -136,13 +162,16 @@ at::Tensor UnitUses::look_up(std::uint32_t parameter, const at::Tensor& ids, std
 }
 
 at::Tensor UnitUses::multiply(std::uint32_t parameter, const at::Tensor& input,
-                              const at::Tensor& bias) {
+                              const at::Tensor& bias, FrozenBy frozen_by) {
   const auto device = input.device().type();
   const bool casts = at::autocast::is_autocast_enabled(device);
   const auto dtype =
       casts ? at::autocast::get_autocast_dtype(device) : scalar_type(core_.compute_dtype());
   const auto added = bias.defined() ? std::optional(bias.to(dtype)) : std::nullopt;
-  return Multiply::apply(input.to(dtype), tensors_.at(parameter), added,
+  const at::Tensor factor = input.to(dtype);
+  const at::Tensor& weight = tensors_.at(parameter);
+  const bool is_frozen = !weight.requires_grad() && frozen_by == FrozenBy::Caller;
+  return Multiply::apply(factor, weight, added, is_frozen && Multiply::one_by_one(factor),
                          c10::make_intrusive<Table>(link_, parameter));
 }
 

@@ -581,6 +581,12 @@ Result<void> UnitUses::begin_backward(double loss) {
   return ready_for_gradients();
 }
 
+Result<void> UnitUses::scales_by_itself(double loss) {
+  const auto held_alone = alone();
+  scaled_loss_ = loss;
+  return {};
+}
+
 Result<void> UnitUses::backward_ended(bool failed) {
   const auto held_alone = alone();
   loss_.reset();
@@ -672,6 +678,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   watch_.take_gradients_away();
   added_.assign(added_.size(), false);
   backwards_before_ = std::exchange(backwards_, 0);
+  scaled_loss_.reset();
   if (result.overflow) return result;
   tensors_.bump_versions();
   // Below stage 3 the caller may read parameters from here on; several ranks are together here.

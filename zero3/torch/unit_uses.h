@@ -77,6 +77,7 @@
 namespace artesian::zero3 {
 
 enum class Pass : std::uint8_t { Train, Evaluate };
+enum class FrozenBy : std::uint8_t { Caller, Engine };
 
 class UnitUses {
  public:
@@ -110,7 +111,10 @@ class UnitUses {
   /// of autocast. Where that is fp32 and the parameter is stored in 16 bit, it is expanded by
   /// tiles. Its gradient is made by tiles, each added at once. Shape: input: [..., width]; bias:
   /// [rows], or undefined; returns [..., rows]. Throws what at::linear throws.
-  at::Tensor multiply(std::uint32_t parameter, const at::Tensor& input, const at::Tensor& bias);
+  /// `frozen_by`: by whom, if it is frozen; plain PyTorch multiplies some inputs by a frozen weight
+  /// to other bits, and would have known of the caller's freezing alone.
+  at::Tensor multiply(std::uint32_t parameter, const at::Tensor& input, const at::Tensor& bias,
+                      FrozenBy frozen_by = FrozenBy::Caller);
   /// The innermost call is about to read a parameter. Where that belongs to another module, it is
   /// gathered at once, and from here on with each call of this one. Errors: as enter.
   Result<void> gather(std::uint32_t parameter);
@@ -126,6 +130,9 @@ class UnitUses {
   /// That call has returned, or failed, which damages the step. Errors: what a hook ran into, in
   /// place of what it threw; Io.
   Result<void> backward_ended(bool failed);
+  /// The caller multiplies this loss by the loss scale, and calls autograd without another word.
+  /// Without this, such a backward is an error where the loss scale is not 1.
+  Result<void> scales_by_itself(double loss);
   /// StepCore::step over all micro-batches since the last one, and new versions for all parameters.
   Result<StepResult> step(const StepRequest& request);
   /// Drops all gradients since the last step, if there are any, or the step is damaged. Errors: as
@@ -267,6 +274,7 @@ class UnitUses {
   std::vector<Task> tasks_;                                      // of autograd, that have not ended
   int failed_through_ = -1;             // numbers of tasks that failed; they rise
   std::optional<double> loss_;          // of the backward that was announced
+  std::optional<double> scaled_loss_;   // of one that the caller begins by itself
   std::vector<std::uint32_t> calls_;    // by parameter: that read it, below the outermost one
   std::vector<bool> several_;           // by parameter: some pass has used it several times
   std::map<std::uint32_t, Held> held_;  // by parameter, of these

@@ -94,7 +94,7 @@ at::Tensor UnitUses::of_all_ranks(const at::Tensor& gradient) const {
 /// A backward of the step is open.
 Result<void> UnitUses::ready_for_gradients() {
   if (core_.state_of_step() == StepState::Backward) return {};
-  if (!loss_.has_value() && core_.loss_scale() != 1.0) {
+  if (!loss_.has_value() && !scaled_loss_.has_value() && core_.loss_scale() != 1.0) {
     return make_error(ErrorCode::Invalid,
                       "Loss scaling is required; use engine.backward(loss), or "
                       "engine.scale(loss).backward()");
@@ -106,7 +106,8 @@ Result<void> UnitUses::ready_for_gradients() {
     ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   }
-  const double losses[] = {loss_.value_or(0.0)};
+  const double losses[] = {loss_.value_or(scaled_loss_.value_or(0.0))};
+  scaled_loss_.reset();
   std::vector<GroupStep> constants = constants_if_last();
   return core_.begin_backward({.last = !constants.empty(),
                                .learning_rate = {},
