@@ -631,6 +631,8 @@ class Engine(Members):
                 parameter.data = returned[id(parameter)].to(parameter.device)
         thaw(self._frozen)
         self.ranks.leave()
+        if self.manner is Manner.DEEPSPEED:
+            self._leave_trainer()
 
     def _values_to_return(self) -> dict[int, torch.Tensor]:
         try:

@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,18 @@ class Members(nn.Module):
         _stepped: bool
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def _leave_trainer(self) -> None:
+        """A Trainer that begins to train has accelerate close the engine of its last training or
+        evaluation, and would call that engine again. From here on it wraps its model anew. Source:
+        Trainer._inner_training_loop, which calls Accelerator.free_memory, which calls destroy()."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner: Any = frame.f_locals.get("self")
+            if getattr(owner, "__dict__", {}).get("model_wrapped") is self:
+                owner.model_wrapped = self.module
+                return
+            frame = frame.f_back
 
     mp_world_size = 1
     mpu: Any = None

@@ -235,3 +235,51 @@ def test_accelerates_launcher_and_an_own_loop(tmp_path):
     assert losses[0] > losses[-1]
     for row, plain_row in zip(weights, plain_weights, strict=True):
         assert row == pytest.approx(plain_row, abs=1e-4)
+
+
+AGAIN = """
+import json, sys, torch, transformers
+from transformers import Trainer, TrainingArguments
+
+transformers.set_seed(3)
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2))
+data = [{"input_ids": ids, "labels": ids} for ids in torch.arange(384).view(32, 12) % 90 + 3]
+figures = []
+
+def trainer_of(model):
+    config = {"deepspeed": sys.argv[1]} if len(sys.argv) > 1 else {}
+    arguments = TrainingArguments(
+        output_dir="out", per_device_train_batch_size=2, max_steps=3, logging_steps=1,
+        learning_rate=1e-3, save_strategy="no", report_to=[], use_cpu=True, **config)
+    return Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
+
+def train(trainer):
+    trainer.train()
+    figures.extend(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    figures.append(trainer.evaluate()["eval_loss"])
+    trainer.optimizer = None  # each training has moments of its own
+
+trainer = trainer_of(model)
+figures.append(trainer.evaluate()["eval_loss"])
+if len(sys.argv) < 3:
+    train(trainer)
+    train(trainer)
+    train(trainer_of(trainer.model))
+print(json.dumps(figures))
+"""
+
+
+def test_a_trainer_evaluates_trains_and_trains_again_and_so_does_the_next_one(tmp_path):
+    (tmp_path / "again.py").write_text(AGAIN)
+    figures = {}
+    for config in ((), (config_for(tmp_path, optimizer=OPTIMIZER),)):
+        done = hf.run(tmp_path, "again.py", *config, as_deepspeed=bool(config))
+        figures[bool(config)] = json.loads(done.stdout.splitlines()[-1])
+    assert len(set(figures[False])) == 13
+    assert figures[True] == pytest.approx(figures[False], rel=1e-5)
+    # An evaluation knows no number of steps, which this schedule has as "auto".
+    schedule = config_for(tmp_path, optimizer=OPTIMIZER, scheduler=SCHEDULER)
+    done = hf.run(tmp_path, "again.py", schedule, "evaluate alone")
+    assert json.loads(done.stdout.splitlines()[-1]) == figures[True][:1]
