@@ -185,14 +185,15 @@ class Engine(Members):
         self._managed = list(plan.parameters.values())
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
-            # For zero.GatheredParameters.
+            # zero.GatheredParameters finds the engine by this.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
         self.resident = self._core.resident
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)
         self.monitor = Trackers(expand_dotted(self.config) if self.ranks.first else {})
         self._hooks.handles.append(self.monitor)
-        # Also when the engine is collected, and at the interpreter's end.
+        # The finalizer closes the engine when it is collected and when the interpreter exits. It
+        # compares process ids, so that a forked child leaves its parent's engine open.
         self._process = os.getpid()
         self._close = weakref.finalize(self, close, self._core, self._hooks.handles, self._process)
         self.module = model
@@ -301,7 +302,8 @@ class Engine(Members):
                 f"{loss.requires_grad}, allowed one number that depends on parameters"
             )
         steps = self._accumulation_steps if scale_wrt_gas else 1
-        # A caller who divides by the accumulation steps gives a part of the loss that is reported.
+        # A caller who has divided by the accumulation steps passes a part of the loss; the loss
+        # that is reported is the whole.
         parts = self._accumulation_steps // steps
         self._core.begin_backward(loss.detach().item() * parts)
         weight = steps * self.ranks.world_size  # the mean over all ranks' micro-batches
@@ -355,7 +357,7 @@ class Engine(Members):
         if not self.resident:
             return
         looks = {number: self._managed[number] for number in self._core.changed(values=values)}
-        # Others are an error of the next pass or step.
+        # A parameter of another dtype or shape is an error, which the next pass or step raises.
         changed = {n: p for n, p in looks.items() if (p.dtype, p.shape) == self._looks[n]}
         if not changed:
             return

@@ -124,7 +124,7 @@ def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[
     if launcher == "ssh":
         port = [] if ssh_port is None else ["-p", str(ssh_port)]
         return [
-            # With a terminal, so that what runs there ends with its ssh.
+            # -tt: the remote processes get a terminal and end when this ssh ends.
             ["ssh", "-tt", "-o", "BatchMode=yes", *port, *start.arguments, host,
              shell_line(start, torchrun_on(start, node, count))]
             for node, (host, count) in enumerate(start.hosts.items())

@@ -65,8 +65,9 @@ class SavedMasters:
         room = self.taken.pop(number, None)
         saved = self.tensors.get(number)
         master = engine._read_master(number, room)
-        # What is resident has been rounded before the caller sees it.
         values = values.to(master.device)
+        # Resident parameters are rounded to the stored dtype, so values that the caller copied
+        # from them compare equal to the rounded master weights alone.
         before = master.to(self.dtype) if engine.resident else master
         changed = before.to(values.dtype) != values
         if not changed.any():
@@ -74,7 +75,8 @@ class SavedMasters:
         if room is not None:
             self.tensors[number] = room
         if saved is not None:
-            # In the dtype that the caller sees, or that copies of the whole model have.
+            # The caller's values may have the dtype that is gathered, or the stored dtype in which
+            # copies of the whole model are made.
             again = (saved.to(values.dtype) == values) | (saved.to(self.dtype).float() == values)
             values = torch.where(again, saved, values.float())
             changed |= again

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
 REST = ("eps", "dampening", "nesterov", "lr_decay", "min_coeff", "max_coeff", "matrix_lr",
         "momentum")  # fmt: skip
 Constants = tuple[float, ...]
-# Of torch.optim, what is refused where it is not this.
+# Options of torch.optim that are refused unless they have these values.
 REFUSED = {
     "amsgrad": False,
     "maximize": False,

@@ -168,7 +168,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         enabled: bool = True,
     ) -> None:
         given: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
-        # Each once, and not those that a context around this one has gathered.
+        # Duplicates, and parameters that an outer context has gathered, are left out.
         self.parameters = {id(p): p for p in given if enabled and is_released(p)}
         self.modifier = modifier_rank
         self.lent: list[Lent] = []
@@ -205,7 +205,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             changed = changed or checksum(parameter.data) != lent.checksum
             returned.append(Returned(parameter, parameter.data, changed))
             parameter.data = lent.released
-            # The engine has not changed it, and takes whoever else does for a mistake.
+            # The engine takes a version that it has not set for a user's mistake, so undo ours.
             torch._C._autograd._unsafe_set_version_counter((parameter,), (lent.version,))
             parameter._artesian_lent = False  # type: ignore[attr-defined]
             engine = engine_of(parameter)
