@@ -79,10 +79,10 @@ def test_what_a_report_draws():
     assert drawn(report.draw_rate, one).lines == [("learning rate", [3], [0.1], ".")]
     assert drawn(report.draw_norm, one).lines == [("gradient norm", [3], [1.0], ".")]
     moved = drawn(report.draw_bytes, one)
-    assert moved.label == "GB a step"
-    assert moved.lines[0][:3] == ("NVMe read", [3, 4], [0.003, 0.001])
+    assert moved.label == "MB a step"
+    assert moved.lines[0][:3] == ("NVMe read", [3, 4], [3.0, 1.0])
     wear = drawn(report.draw_wear, one)
-    assert wear.lines[0][2] == pytest.approx([1e-6, 4e-6, 4e-6]) and wear.label == "TB written"
+    assert wear.lines[0][2] == pytest.approx([1, 4, 4]) and wear.label == "MB written"
     peaks = {"a": [{"step": 1, "peak": {"device": 2**31, "host": 0}}]}
     memory = drawn(report.draw_memory, peaks)
     assert memory.label == "GiB" and memory.lines == [("device tier", [1], [2.0], ".")]
