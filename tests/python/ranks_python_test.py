@@ -20,14 +20,14 @@ ZOO = [
     {"model": "gpt2"},
     {"model": "llama_tied", "optimizer": "nvme", "dtype": "bf16"},
     {"model": "mixtral", "stage": 2, "optimizer": "cpu", "dtype": "bf16"},
-    {"model": "albert"},
+    {"model": "albert", "type": "Lamb"},
     {"model": "gpt2", "checkpointing": "reentrant"},
     {"model": "t5", "stage": 1, "dtype": "fp16"},
-    {"model": "bart", "stage": 0},
-    {"model": "clip", "param": "cpu"},
+    {"model": "bart", "stage": 0, "type": "SGD"},
+    {"model": "clip", "param": "cpu", "type": "Adagrad"},
     {"model": "llama", "freeze": "mlp", "param": "nvme", "optimizer": "nvme", "dtype": "bf16"},
-    {"model": "lstm", "stage": 2, "optimizer": "nvme"},
-    {"model": "deberta", "dtype": "bf16"},
+    {"model": "lstm", "stage": 2, "optimizer": "nvme", "type": "RMSprop"},
+    {"model": "deberta", "dtype": "bf16", "type": "Lion"},
     {"model": "branches", "optimizer": "cpu"},
 ]
 THREE = [
@@ -89,10 +89,10 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 said = {}
 
-def engine_for(width=4, lr=1e-3, accumulation=1):
+def engine_for(width=4, lr=1e-3, accumulation=1, kind="AdamW"):
     torch.manual_seed(0)
     config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": accumulation,
-              "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+              "optimizer": {"type": kind, "params": {"lr": lr}},
               "artesian": {"device_memory": "1MiB", "host_memory": "1MiB"}}
     return artesian.initialize(model=torch.nn.Linear(4, width), config=config)[0]
 
@@ -114,6 +114,7 @@ def train(engine):
 
 refused("rate", lambda: engine_for(lr=1e-3 * (1 + rank)))
 refused("shape", lambda: engine_for(width=4 + rank))
+refused("muon", lambda: engine_for(kind="Muon"))
 engine = engine_for()
 train(engine)
 
@@ -160,6 +161,8 @@ def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
     assert "the learning rate behind 0 updates: rank 0 has 0.001, rank 1 has 0.002" in first["rate"]
     assert first["rate"] == second["rate"]
     assert "the model's names, shapes and stages: rank 0 has " in first["shape"]
+    assert first["muon"] == second["muon"]
+    assert first["muon"].startswith('optimizer.type: got "Muon", which is not supported yet with')
     assert second["graph"].startswith("backward(loss): got a tensor of shape ()")
     given_up = "rank 1 has refused its batch; call zero_grad() on all ranks, and go on"
     assert first["graph"] == first["hook"] == given_up
