@@ -3,7 +3,6 @@ control group that holds neither the model nor a page cache of it. Beside them f
 tokens with accelerate's disk_offload in the same group, and with plain PyTorch and everything in
 memory, which is what the cores alone take."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -14,6 +13,9 @@ import sys
 import disk
 from report import ROOT, median_ratio, say, spread
 from step import result_in, two_cores
+
+sys.path.insert(0, str(ROOT / "dev"))
+from memory_group import memory_group  # noqa: E402
 
 WORKER = ROOT / "bench/inference_worker.py"
 HOW = {
@@ -31,28 +33,6 @@ RATE_AIM, DISK_OFFLOAD_AIM = 0.9, 3.0
 def estimate(options):
     minutes = 8 * options.inference_rounds if options.inference_model == "3b" else 1
     return f"about {minutes} minutes"
-
-
-@contextlib.contextmanager
-def control_group(size):
-    """A function for `preexec_fn` that enters a memory control group, of either version; None where
-    none can be made."""
-    for root, limit in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-                        ("/sys/fs/cgroup", "memory.max")]:  # fmt: skip
-        group = pathlib.Path(root, f"artesian-bench-{os.getpid()}")
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(size))
-            yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
-            return
-        except OSError:
-            continue
-        finally:
-            group.rmdir()
-    yield None
 
 
 def started(options, words, enter=None):
@@ -112,7 +92,7 @@ def run(report, options, programs):
         started(options, ["--make", options.inference_model, "--folder", model])
     seconds = {(how, rows): [] for how in HOW for rows in ROWS}
     rates, moved, planned = [], {rows: [] for rows in ROWS}, {}
-    with control_group(GROUP[options.inference_model][0]) as enter:
+    with memory_group(GROUP[options.inference_model][0]) as enter:
         if enter is None:
             report.note("no memory control group here: the page cache may hold the model")
         for _ in range(options.inference_rounds):

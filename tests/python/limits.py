@@ -11,6 +11,7 @@ import struct
 import subprocess
 
 import pytest
+from memory_group import memory_group
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -150,32 +151,11 @@ def refuse_direct():
 
 @contextlib.contextmanager
 def control_group(size):
-    """A memory control group of this size, of either version: a function for `preexec_fn` that
-    enters it. Skips where none can be made. The group must be left by all when this ends."""
-    for root, limit in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-                        ("/sys/fs/cgroup", "memory.max")]:  # fmt: skip
-        group = pathlib.Path(root, f"artesian-test-{os.getpid()}")
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(size))
-            processes = str(group / "cgroup.procs")
-        except OSError:
-            group.rmdir()
-            continue
-
-        def enter():
-            with open(processes, "w") as file:
-                file.write(str(os.getpid()))
-
-        try:
-            yield enter
-        finally:
-            group.rmdir()
-        return
-    pytest.skip("no memory control group can be made here")
+    """memory_group() in dev/; skips where none can be made."""
+    with memory_group(size) as enter:
+        if enter is None:
+            pytest.skip("no memory control group can be made here")
+        yield enter
 
 
 def refuse_calls(calls, refusal):
