@@ -12,6 +12,7 @@
 namespace artesian::tiering {
 namespace {
 
+constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded in one go
 constexpr std::uint64_t piece_bytes_max =
     4 << 20;  // one read; the first half expands while more come
 
@@ -82,14 +83,25 @@ class Residency::Slot final : public BufferOwner {
     leases.fetch_add(1);
     return {memory.data() + offset, length, this};
   }
-  std::uint64_t stored_bytes() const noexcept { return unit.image * dtype_size(unit.stored); }
+  bool is_cut() const noexcept { return unit.share != 0; }
+  /// Of the shard.
+  std::uint64_t stored_bytes() const noexcept {
+    return (is_cut() ? unit.share : unit.image) * dtype_size(unit.stored);
+  }
   std::uint64_t computed_bytes() const noexcept { return unit.image * dtype_size(unit.computed); }
   /// Its slot is its home.
   bool aliased() const noexcept { return stays(unit.route); }
-  /// Returns where the stored bytes land: the tail of the slot.
+  /// Returns where the stored bytes land: the tail of the slot, or of the share's part of it.
   std::uint64_t tail_offset() const noexcept {
+    if (is_cut()) return share_offset(unit.share_first);
     ARTESIAN_CHECK(computed_bytes() >= stored_bytes(), computed_bytes(), stored_bytes());
     return computed_bytes() - stored_bytes();
+  }
+  /// The same for the share that begins with an element of the image.
+  std::uint64_t share_offset(std::uint64_t first) const noexcept {
+    const std::uint64_t computed = dtype_size(unit.computed);
+    ARTESIAN_CHECK(is_cut() && first % unit.share == 0 && first < unit.image, first, unit.image);
+    return first * computed + unit.share * (computed - dtype_size(unit.stored));
   }
 
   SlotState state() const noexcept { return slot_state(contents); }
@@ -108,6 +120,7 @@ class Residency::Slot final : public BufferOwner {
 
   const ResidentUnit unit;
   Contents contents = Contents::Absent;
+  bool joined = false;  // all shares are there, of a unit that is cut
   std::atomic<Refresh> refresh{Refresh::None};
   std::uint32_t pins = 0;
   BufferLease memory;
@@ -129,6 +142,11 @@ Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, p
     ARTESIAN_CHECK(may_go_by(unit.route, shard.home, loader_ != nullptr),
                    static_cast<int>(unit.route), shard.name);
     ARTESIAN_CHECK(!slot->aliased() || unit.stored == unit.computed, shard.name);
+    if (slot->is_cut()) {
+      ARTESIAN_CHECK(loader_ == nullptr && !slot->aliased(), shard.name);
+      ARTESIAN_CHECK(unit.image % unit.share == 0 && unit.share_first % unit.share == 0,
+                     unit.share);
+    }
     if (unit.route == Route::Disk) {
       slot->piece_bytes =
           std::max(shard.block_bytes, round_down(piece_bytes_max, shard.block_bytes));
@@ -162,6 +180,7 @@ void Residency::go(Slot& slot, SlotState to) noexcept {
     case SlotState::Absent: slot.contents = Contents::Absent; break;
     case SlotState::Fetching:
       slot.contents = slot.refreshing() ? Contents::Filling : Contents::Loading;
+      slot.joined = false;
       break;
     case SlotState::Live: slot.contents = Contents::Live; break;
   }
@@ -269,7 +288,7 @@ Result<void> Residency::await_piece(const Slot& slot, Transfer& piece) noexcept 
 }
 
 Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
-  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);
+  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);  // of the shard
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
   for (std::size_t piece = 0; piece < slot.pieces.size(); ++piece) {
     if (piece * slot.piece_bytes >= bytes) break;
@@ -292,6 +311,7 @@ Result<void> Residency::acquire(std::uint32_t unit) noexcept {
 }
 
 Result<void> Residency::load(Slot& slot) noexcept {
+  if (slot.is_cut()) return load_share(slot);
   const std::uint64_t image = slot.unit.image;
   const std::uint64_t grain =
       store_.shard(slot.unit.shard).block_bytes / dtype_size(slot.unit.stored);
@@ -356,6 +376,84 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   return store_.verify(shard, worst, source + worst * grain * stored);  // the error in full
 }
 
+/// Brings this rank's share to its place as it is stored.
+Result<void> Residency::load_share(Slot& slot) noexcept {
+  const ShardId shard = slot.unit.shard;
+  const std::uint64_t bytes = slot.stored_bytes();
+  const std::uint64_t block_bytes = store_.shard(shard).block_bytes;
+  const bool from_nvme = !slot.pieces.empty();
+  ARTESIAN_TRY_VOID(await_pieces(slot, slot.unit.share));
+  const std::uint64_t begin_ns = monotonic_ns();
+  std::byte* const target = slot.memory.data() + slot.tail_offset();
+  std::atomic<std::uint64_t> bad{~std::uint64_t{0}};
+  const std::uint64_t blocks = (bytes + block_bytes - 1) / block_bytes;
+  executor_.parallel_for(blocks, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t block = from; block < to; ++block) {
+      const std::uint64_t first = block * block_bytes;
+      if (!from_nvme) {
+        std::memcpy(target + first, store_.memory(shard) + first,
+                    std::min(block_bytes, bytes - first));
+      } else if (!store_.verify(shard, block, target + first).has_value()) {
+        std::uint64_t seen = bad.load();
+        while (block < seen && !bad.compare_exchange_weak(seen, block)) {
+        }
+      }
+    }
+  });
+  cast_ns_ += monotonic_ns() - begin_ns;
+  const std::uint64_t worst = bad.load();
+  if (worst != ~std::uint64_t{0}) {  // the error in full, and no other rank gets the share
+    return store_.verify(shard, worst, target + worst * block_bytes);
+  }
+  if (!from_nvme || slot.unit.stored != slot.unit.computed) bytes_to_device_ += bytes;
+  return {};
+}
+
+bool Residency::lacks_shares(std::uint32_t unit) const noexcept {
+  const Slot& slot = at(unit);
+  return slot.is_cut() && slot.state() == SlotState::Live && !slot.refreshing() && !slot.joined;
+}
+
+std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept {
+  Slot& slot = at(unit);
+  ARTESIAN_CHECK(lacks_shares(unit), unit);
+  std::vector<std::span<std::byte>> shares;
+  for (std::uint64_t first = 0; first < slot.unit.image; first += slot.unit.share) {
+    shares.emplace_back(slot.memory.data() + slot.share_offset(first),
+                        static_cast<std::size_t>(slot.stored_bytes()));
+  }
+  return shares;
+}
+
+/// Expands each share in place, all of them in the same waves.
+void Residency::join_shares(std::uint32_t unit) noexcept {
+  Slot& slot = at(unit);
+  ARTESIAN_CHECK(lacks_shares(unit), unit);
+  slot.joined = true;
+  if (slot.unit.stored == slot.unit.computed) return;
+  const std::uint64_t begin_ns = monotonic_ns();
+  const std::uint64_t share = slot.unit.share;
+  const std::uint64_t shares = slot.unit.image / share;
+  const std::uint64_t stored = dtype_size(slot.unit.stored);
+  for (std::uint64_t begin = 0; begin < share;) {
+    const std::uint64_t end = std::min(
+        share, std::max(round_down((share + begin) / 2, share_grain), begin + share_grain));
+    const std::uint64_t count = (end - begin + share_grain - 1) / share_grain;  // of each share
+    executor_.parallel_for(shares * count, 1, [&](std::uint64_t from, std::uint64_t to) {
+      for (std::uint64_t block = from; block < to; ++block) {
+        const std::uint64_t first = block / count * share;
+        const std::uint64_t element = begin + block % count * share_grain;
+        const std::byte* source = slot.memory.data() + slot.share_offset(first) + element * stored;
+        std::byte* target = slot.memory.data() + (first + element) * dtype_size(slot.unit.computed);
+        kernels::expand_streamed(source, slot.unit.stored, reinterpret_cast<float*>(target),
+                                 std::min(share_grain, end - element));
+      }
+    });
+    begin = end;
+  }
+  cast_ns_ += monotonic_ns() - begin_ns;
+}
+
 Result<void> Residency::unpin(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins > 0 && slot.state() == SlotState::Live);
@@ -397,13 +495,14 @@ Result<void> Residency::clear() noexcept {
 
 std::byte* Residency::data(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
-  ARTESIAN_CHECK(slot.state() == SlotState::Live);
+  ARTESIAN_CHECK(slot.state() == SlotState::Live && (!slot.is_cut() || slot.joined), unit);
   return slot.aliased() ? store_.memory(slot.unit.shard) : slot.memory.data();
 }
 
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // it would miss changes
+  slot.joined = false;                                  // the other ranks' change, too
   slot.go(Refresh::Begun);
 }
 
@@ -443,6 +542,14 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
   ARTESIAN_CHECK(first + count <= slot.unit.image, first, count, slot.unit.image);
   if (slot.state() == SlotState::Absent || slot.aliased()) return;
   slot.refresh_part();
+  if (slot.is_cut()) {
+    const std::uint64_t size = dtype_size(slot.unit.stored);
+    const std::uint64_t in_share = first - slot.unit.share_first;
+    ARTESIAN_CHECK(first >= slot.unit.share_first && in_share + count <= slot.unit.share, first,
+                   count);
+    std::memcpy(slot.memory.data() + slot.tail_offset() + in_share * size, fresh, count * size);
+    return;
+  }
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (slot.unit.stored == slot.unit.computed) {
     std::memcpy(target, fresh, count * dtype_size(slot.unit.stored));

@@ -14,6 +14,13 @@
 // DeviceLoader. Acquiring makes the queue Compute wait for the slot's copies, unpinning marks where
 // computing with it ends, and whatever is copied to that memory next waits for that mark.
 //
+// Note [Units in shares]: of a unit that is cut among ranks the shard is one rank's share, and the
+// slot has room for all. What is stored lies at the end of each share's part of the slot, whence it
+// is expanded in place. This rank's comes there from its home, or from the update; then the slot
+// lacks the others', and whoever acquires it brings them: shares() says where they go, and
+// join_shares() that they are there. From then on it is as any other slot, until its home is
+// written anew.
+//
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
 // can be evicted. Nothing here decides what to fetch or evict: that is the caller's
 // (zero3/plan/prefetcher.h).
@@ -21,6 +28,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/dtype.h"
@@ -38,6 +46,8 @@ struct ResidentUnit {
   DType computed = DType::Float32;  // dtype of the slot
   Route route = Route::Disk;        // from the shard to where compute reads it; see stays()
   std::uint64_t image = 0;          // elements
+  std::uint64_t share = 0;          // of these in the shard, where that has not all of them
+  std::uint64_t share_first = 0;    // the first of those
   bool persistent = false;          // its slot comes from the far end, away from those that move
 };
 
@@ -58,6 +68,13 @@ class Residency final : public UnitSlots {
   Result<void> drop(std::uint32_t unit) noexcept override;
   Result<void> clear() noexcept override;
   std::byte* data(std::uint32_t unit) noexcept override;
+  /// True if a slot that is acquired, and whose home is not about to be written, has this rank's
+  /// share alone: Note [Units in shares].
+  bool lacks_shares(std::uint32_t unit) const noexcept;
+  /// Where the stored bytes of each rank's share are in such a slot, or are to go.
+  std::vector<std::span<std::byte>> shares(std::uint32_t unit) noexcept;
+  /// They are there.
+  void join_shares(std::uint32_t unit) noexcept;
   /// The home of a unit that is not Fetching is about to be written anew, all of it, with a refresh
   /// for each part. Until end_refresh nothing is read from it: a slot that starts is filled by
   /// these refreshes, and what a slot holds before is not to be used.
@@ -69,8 +86,8 @@ class Residency final : public UnitSlots {
   /// A slot that was dropped when a part of it had been refreshed, and is there again, is loaded.
   /// Errors: Io, Corrupt, Timeout.
   Result<void> end_refresh(std::uint32_t unit) noexcept;
-  /// After elements [first, first + count) of the home changed to `fresh` (of the stored dtype):
-  /// brings the slot up to date, if there is one. Any thread, for disjoint ranges.
+  /// After elements [first, first + count) of the image changed in the home to `fresh` (of the
+  /// stored dtype): brings the slot up to date, if there is one. Any thread, for disjoint ranges.
   void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                const std::byte* fresh) noexcept;
   /// The same for a device with memory of its own: enqueues in `queue`; `fresh` is host memory in
@@ -99,6 +116,7 @@ class Residency final : public UnitSlots {
   Result<void> load(Slot& slot) noexcept;
   Result<void> load_missed(Slot& slot) noexcept;
   Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
+  Result<void> load_share(Slot& slot) noexcept;
   Result<void> start_by_copy(Slot& slot, aio::Priority priority) noexcept;
   void waited_since(std::uint64_t begin_ns) noexcept;
   Result<void> wait_for_copies(Slot& slot) noexcept;

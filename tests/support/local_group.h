@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -104,6 +105,12 @@ class LocalRanks {
 
 class LocalGroup final : public comm::Group {
  public:
+  /// Bytes that this rank has sent in operations that are about something of that kind.
+  std::uint64_t bytes_sent_of(const std::string& kind) const {
+    const auto found = sent_.find(kind);
+    return found == sent_.end() ? 0 : found->second;
+  }
+
   LocalGroup(LocalRanks& ranks, std::uint32_t rank)
       : Group({.rank = rank,
                .ranks = ranks.ranks(),
@@ -119,10 +126,14 @@ class LocalGroup final : public comm::Group {
       const std::uint64_t draw = random_word(shared_.delays(), rank(), operation);
       std::this_thread::sleep_for(std::chrono::microseconds(draw % 1000));
     }
+    for (std::uint32_t peer = 0; peer < ranks(); ++peer) {
+      if (peer != rank()) sent_[what.kind] += sent[peer].size();
+    }
     return shared_.move(rank(), sent, received, what.text());
   }
 
   LocalRanks& shared_;
+  std::map<std::string, std::uint64_t> sent_;  // bytes, by kind
 };
 
 /// Runs `work` as every rank of a run, each in a thread of its own.

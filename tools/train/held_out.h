@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "base/result.h"
 #include "models/data/token_data.h"
@@ -16,8 +17,8 @@ class HeldOut {
   HeldOut(models::TokenData data, std::uint64_t samples, std::uint64_t length)
       : data_(std::move(data)), samples_(samples), length_(length) {}
 
-  /// Mean over all targets. Errors: the engine's; Cancelled, where a stop was asked for meanwhile.
-  Result<double> loss(zero3::Engine& engine);
+  /// Mean over all targets. Errors: the engine's; Cancelled, where `stops` said so meanwhile.
+  Result<double> loss(zero3::Engine& engine, const std::function<bool()>& stops);
 
  private:
   models::TokenData data_;

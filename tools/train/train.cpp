@@ -657,7 +657,9 @@ Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
   const bool due =
       step == steps_ || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
   if (held_out_ == nullptr || !due || stops()) return std::optional<double>();
-  auto loss = held_out_->loss(*engine_);
+  // Ranks evaluate together, to the end: each learns of another's stop in a step alone.
+  const auto broken_off = [this] { return !ranks_.several() && stop_requested() != 0; };
+  auto loss = held_out_->loss(*engine_, broken_off);
   if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
     return std::optional<double>();
   }

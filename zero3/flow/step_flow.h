@@ -5,6 +5,7 @@
 //   auto& prefetcher();  auto& update();  auto& under_backward();   the last two: update_flow.h,
 //                                                                   under_backward_flow.h
 //   Result<void> update_before_use(unit);    UpdateFlow::update_up_to
+//   Result<void> gather_shares(units);       brings what other ranks have of their parameters
 //   Result<void> finish_pending();           UpdateFlow::finish_step
 //   Result<void> gradients_are_added(stage); of a stage, by all micro-batches of the group
 //   Result<void> update_final(stage);        UnderBackwardFlow::accumulated
@@ -35,7 +36,7 @@ class StepFlow {
   Result<void> enter_units(const Units& units) {
     ARTESIAN_TRY_VOID(player().prefetcher().enter(units));
     for (const auto unit : units) ARTESIAN_TRY_VOID(player().update_before_use(unit));
-    return {};
+    return player().gather_shares(units);
   }
   /// Completes the update that is pending, as the end of forward does, and all that reads weights;
   /// of a step that is not taken yet, rolls back what may be.

@@ -14,6 +14,12 @@ constexpr std::uint64_t line = 64;               // bytes: slices begin at multi
 
 }  // namespace
 
+std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
+  ARTESIAN_CHECK(ranks > 1 && slice != 0, ranks, slice);
+  const std::uint64_t slices = (unit.share + slice - 1) / slice;
+  return (ranks - 1) * (unit.share * element_size + slices * header);
+}
+
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
                                  DType param_dtype, std::uint64_t ranks, bool hooked) {
   ARTESIAN_CHECK(ranks > 1, ranks);

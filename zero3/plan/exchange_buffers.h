@@ -22,6 +22,8 @@ struct ExchangeBuffers {
   std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
   /// What goes out, and what comes in.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
+  /// What one rank sends of a unit's gradient of a micro-batch, and gets.
+  std::uint64_t bytes_of(const Unit& unit) const noexcept;
   std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
 };
 

@@ -71,9 +71,10 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
     limits = {.param_numel_max = persistent_max, .model_numel_max = persistent_max};
   }
   const bool whole = config.optimizer.type == OptimizerType::Muon;
-  plan.layout = make_layout(*request.parameters, *request.stages, limits, request.ranks,
-                            whole ? Matrices::Apart : Matrices::Together,
-                            request.whole_params ? Frozen::Whole : Frozen::Cut);
+  plan.layout =
+      make_layout(*request.parameters, *request.stages, limits, request.ranks,
+                  whole ? Matrices::Apart : Matrices::Together,
+                  request.whole_params || request.whole_frozen ? Frozen::Whole : Frozen::Cut);
   for (const Unit& unit : plan.layout.units) {
     plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
   }

@@ -31,6 +31,7 @@ struct PlacementRequest {
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;    // which share the state as config.zero.stage says; budgets are of one
   bool whole_params = false;  // each rank has all parameters, at stage 3, too
+  bool whole_frozen = false;  // each rank has all that is frozen
   bool hooked = false;        // StepCoreOptions::hooked
   bool split_master = true;   // where it costs no bytes; false: nowhere
   bool split_far = false;     // and where it costs bytes of the bus, but less host memory

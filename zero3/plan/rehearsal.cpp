@@ -171,6 +171,8 @@ class Rehearsal : public StepFlow<Rehearsal> {
   DryUpdate& update() { return update_; }
   auto& under_backward() { return under_backward_; }
   Result<void> update_before_use(std::uint32_t unit) { return update_.update_up_to(unit); }
+  /// What comes is counted where a unit is fetched or updated.
+  static Result<void> gather_shares(const AccessOrder::Access&) { return {}; }
   Result<void> finish_pending() { return update_.finish_step(); }
   Result<void> gradients_are_added(std::size_t stage) {
     update_.at_stage(stage);
@@ -302,6 +304,9 @@ class Rehearsal : public StepFlow<Rehearsal> {
       default: moved.to_host = grad_bytes(event.numel) / ranks * times;
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
+    if (placement_.exchange.ranks != 0) {
+      moved.bus = placement_.exchange.bytes_of(layout_.units[event.unit]) * event.micro_batches;
+    }
     if (spilled(event.unit)) {
       move_spilled(event.unit, event.sets, touched(event.unit, parameters), moved);
     }

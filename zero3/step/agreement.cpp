@@ -18,14 +18,23 @@ struct Agreement::Control {
   std::uint64_t following = 0;  // that a forward has run
   std::uint64_t tokens = 0;
   std::uint64_t constants = 0;  // of an update: their digest
-  std::uint64_t unused[2] = {};
+  std::uint64_t unit = 0;       // the first that is entered
+  std::uint64_t units = 0;      // the digest of all
 
   bool same_call(const Control& other) const noexcept {
     return kind == other.kind && step == other.step && done == other.done;
   }
   std::string describe() const {
-    return fmt::format("{} of step {} behind {} micro-batches",
-                       kind == Kind::Step ? "the update" : "a micro-batch", step, done);
+    return fmt::format("{} of step {} behind {} micro-batches", name(), step, done);
+  }
+  const char* name() const noexcept {
+    switch (kind) {
+      case Kind::EndForward: return "a micro-batch";
+      case Kind::Step: return "the update";
+      case Kind::Enter: return "parameters";
+      case Kind::Evaluate: return "parameters of an evaluation";
+    }
+    return "";
   }
 };
 
@@ -161,6 +170,25 @@ Result<void> Agreement::refuse_forward(std::uint64_t step, std::uint64_t done) {
   const Control mine{.kind = Kind::EndForward, .flags = 1, .step = step, .done = done};
   ARTESIAN_TRY(all, tell(mine, "the end of a forward"));
   static_cast<void>(all);
+  return {};
+}
+
+Result<void> Agreement::enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
+                              const std::function<std::string(std::uint64_t unit)>& name_of) {
+  if (group_ == nullptr) return {};
+  const Control mine{.kind = entry.evaluates ? Kind::Evaluate : Kind::Enter,
+                     .step = step,
+                     .done = done,
+                     .unit = entry.first,
+                     .units = entry.units};
+  ARTESIAN_TRY(all, tell(mine, "what is entered"));
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (all[rank].unit == mine.unit && all[rank].units == mine.units) continue;
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("ranks enter different units: rank {} is at {}, rank {} at {}", group_->rank(),
+                    name_of(mine.unit), rank, name_of(all[rank].unit)));
+  }
   return {};
 }
 

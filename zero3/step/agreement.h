@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,11 +52,21 @@ class Agreement {
   /// Errors: as end_forward.
   Result<StepFacts> step(std::uint64_t step, std::uint64_t done, std::uint64_t tokens, bool stop,
                          std::uint64_t constants = 0);
+  /// Before the ranks send each other shares of units that they enter alike: `first` is one of
+  /// them, `units` a digest of all, and of which a share is missing. Errors: as end_forward; the
+  /// message has `name_of` for a unit.
+  struct Entry {
+    std::uint64_t first = 0;
+    std::uint64_t units = 0;
+    bool evaluates = false;
+  };
+  Result<void> enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
+                     const std::function<std::string(std::uint64_t unit)>& name_of);
   /// It becomes what it is on rank 0.
   Result<void> take_first(std::vector<std::uint32_t>& values, const char* what);
 
  private:
-  enum class Kind : std::uint32_t { EndForward, Step };
+  enum class Kind : std::uint32_t { EndForward, Step, Enter, Evaluate };
   struct Control;
   Result<std::vector<Control>> tell(const Control& mine, const char* what);
 

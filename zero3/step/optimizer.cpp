@@ -236,12 +236,12 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
 /// The shares of a unit's parameters that other ranks have made, into this one's home of them and
 /// the slot that follows it.
 Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
-  if (options_.group == nullptr) return {};
   const Placement& plan = state_.placement();
+  if (options_.group == nullptr || plan.params_cut) return {};  // else who enters the unit does
   const Unit& described = plan.layout.units[unit];
   if (!described.is_cut()) return {};
   const std::uint64_t size = dtype_size(plan.param_dtype);
-  ARTESIAN_CHECK(!plan.params_cut && plan.units[unit].param != tiering::Tier::Nvme, unit);
+  ARTESIAN_CHECK(plan.units[unit].param != tiering::Tier::Nvme, unit);
   std::byte* const home = state_.store().memory(state_.param(unit));
   ARTESIAN_TRY_VOID(
       options_.group->all_gather(std::span(home, static_cast<std::size_t>(described.image * size)),

@@ -10,9 +10,10 @@
 // updates. A slice is cut where neighbours differ in them; the bits do not depend on such cuts.
 // Frozen units are filled at the beginning and read for digest and export; no update comes to them.
 //
-// Of several ranks each updates its share of every unit's state, and the shares of the parameters
-// then come together in every rank's home of them: in the order of the update, which is the same on
-// all. What is read of the state goes from who owns it to all.
+// Of several ranks each updates its share of every unit's state. Where each has all parameters the
+// shares of these then come together in every rank's home of them, in the order of the update,
+// which is the same on all; else they do where a unit is entered (StepCore). What is read of the
+// state goes from who owns it to all.
 #pragma once
 
 #include <cstdint>

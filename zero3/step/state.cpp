@@ -376,12 +376,16 @@ Result<void> ModelState::close() noexcept {
 std::vector<tiering::ResidentUnit> ModelState::resident_units() const {
   std::vector<tiering::ResidentUnit> units;
   for (std::uint32_t unit = 0; unit < placement_.layout.units.size(); ++unit) {
+    const Unit& described = placement_.layout.units[unit];
+    const bool cut = placement_.params_cut && described.is_cut();
     units.push_back({.shard = param(unit),
                      .stored = placement_.param_dtype,
                      .computed = placement_.units[unit].computed,
                      .route = placement_.units[unit].gather,
-                     .image = placement_.layout.units[unit].image,
-                     .persistent = placement_.layout.units[unit].persistent});
+                     .image = described.image,
+                     .share = cut ? described.share : 0,
+                     .share_first = cut ? share_begin(unit) : 0,
+                     .persistent = described.persistent});
   }
   return units;
 }

@@ -128,7 +128,8 @@ Result<Placement> StepCore::place() const {
                                           .device_bytes = options_.budgets.device,
                                           .host_bytes = options_.budgets.host,
                                           .ranks = agreement_.ranks(),
-                                          .whole_params = true,
+                                          .whole_params = options_.hooked || config_.zero.stage < 3,
+                                          .whole_frozen = true,  // rank 0 saves them
                                           .hooked = options_.hooked,
                                           .split_master = options_.split_master,
                                           .spare_device = options_.spare_device,
@@ -479,10 +480,12 @@ Result<void> StepCore::begin_evaluation() {
   ARTESIAN_TRY_VOID(check(StepCall::Evaluate, "evaluate"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));
   evaluation_begin_ = figures_->mark();
+  evaluating_ = true;
   return remember(prefetcher_->begin_pass(Course::Evaluations));
 }
 
 Result<void> StepCore::end_evaluation(bool refused) {
+  evaluating_ = false;
   if (refused) prefetcher_->rewind(0);
   // Where nothing is trained the next evaluation follows, of a token say, and what it needs first
   // is fetched and kept for it.

@@ -376,6 +376,7 @@ class StepCore : public StepFlow<StepCore> {
   Optimizer& update() noexcept { return *optimizer_; }
   UnderBackward& under_backward() noexcept { return *under_backward_; }
   Result<void> update_before_use(std::uint32_t unit);
+  Result<void> gather_shares(const AccessOrder::Access& units);
   Result<void> finish_pending();
   Result<void> gradients_are_added(std::size_t stage);
   Result<void> update_final(std::size_t stage);
@@ -438,6 +439,7 @@ class StepCore : public StepFlow<StepCore> {
   std::uint64_t backward_begin_ns_ = 0;   // of the backward that is open
   std::uint64_t backward_ns_ = 0;         // from begin to end
   StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
+  bool evaluating_ = false;               // one is
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;

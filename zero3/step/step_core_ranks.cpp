@@ -75,11 +75,39 @@ Result<void> StepCore::check_ranks() const {
   if (options_.device != nullptr && !options_.device->host_accessible()) {
     return unsupported("a GPU; train on the CPU");
   }
-  const auto& parameters = shape_.parameters;
+  const auto& parameters = shape_.parameters;  // those that are frozen nobody updates
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
-  if (config_.zero.offload_param.device == Offload::Nvme && !frozen) {
+  if (options_.hooked && config_.zero.offload_param.device == Offload::Nvme && !frozen) {
     return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
+  }
+  return {};
+}
+
+/// Of what is entered, where ranks have their shares of parameters alone. What a rank lacks follows
+/// from what has been entered, and from budgets, which are alike: so all lack the same.
+Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
+  if (!state_->placement().params_cut) return {};
+  std::vector<std::uint32_t> lacking;
+  for (const std::uint32_t unit : units) {
+    if (residency_->lacks_shares(unit)) lacking.push_back(unit);
+  }
+  if (lacking.empty()) return {};
+  const std::uint64_t digest =
+      kernels::checksum64(lacking.data(), lacking.size() * sizeof(std::uint32_t), 0);
+  const auto name_of = [this](std::uint64_t unit) {
+    return unit < layout().units.size() ? layout().units[unit].name : std::to_string(unit);
+  };
+  ARTESIAN_TRY_VOID(agreement_.enter(
+      step_ + 1, micro_batches_,
+      {.first = lacking.front(), .units = digest, .evaluates = evaluating_}, name_of));
+  for (const std::uint32_t unit : lacking) {
+    std::vector<std::span<std::byte>> received = residency_->shares(unit);
+    const std::vector<std::span<const std::byte>> sent(ranks(), received[state_->rank()]);
+    received[state_->rank()] = {};
+    ARTESIAN_TRY_VOID(
+        options_.group->all_to_all(sent, received, {"parameters of", layout().units[unit].name}));
+    residency_->join_shares(unit);
   }
   return {};
 }

@@ -153,6 +153,7 @@ Result<std::vector<double>> UnitGraphs::run_forward(std::span<const Batch> batch
   for (std::size_t index = 0; index < batches.size(); ++index) {
     auto copied = from_torch([&] { return copy_of(batches[index]); });
     if (!copied.has_value()) {
+      ARTESIAN_TRY_VOID(take_part(0));
       return refuse(of_batch(index, batches.size(), std::move(copied).error()));
     }
     const at::Tensor& input = copied->input;
@@ -176,7 +177,10 @@ Result<at::Tensor> UnitGraphs::evaluate(const Batch& batch) {
     if (batch.targets.defined()) group.front().targets = batch.targets.to(options_.device);
     return {};
   });
-  if (!moved.has_value()) return refuse(std::move(moved).error());
+  if (!moved.has_value()) {
+    ARTESIAN_TRY_VOID(take_part(0));
+    return refuse(std::move(moved).error());
+  }
   ARTESIAN_TRY(outputs, run_stages(group, Keep::Nothing));
   return std::move(outputs.front());
 }
@@ -212,10 +216,22 @@ Result<std::vector<at::Tensor>> UnitGraphs::run_stages(std::vector<MicroBatch>& 
     ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
     if (refused.has_value()) {
       refused->message = "stage " + module_.stages()[stage].name + ": " + refused->message;
+      ARTESIAN_TRY_VOID(take_part(stage + 1));
       return refuse(*std::move(refused));
     }
   }
   return activations;
+}
+
+/// Where each rank has its share of the parameters alone, the others wait for this one's: of the
+/// stages from `first` on, which it does not run.
+Result<void> UnitGraphs::take_part(std::size_t first) {
+  if (!state_.placement().params_cut) return {};
+  for (std::size_t stage = first; stage < module_.stages().size(); ++stage) {
+    ARTESIAN_TRY_VOID(enter(layout_.stages[stage]));
+    ARTESIAN_TRY_VOID(leave(layout_.stages[stage]));
+  }
+  return {};
 }
 
 Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& before,

@@ -115,6 +115,7 @@ class UnitGraphs {
   Error refuse(Error error) noexcept;
   Result<std::vector<double>> run_forward(std::span<const Batch> batches);
   Result<std::vector<at::Tensor>> run_stages(std::vector<MicroBatch>& group, Keep keep);
+  Result<void> take_part(std::size_t first);
   Result<at::Tensor> run_stage(std::size_t stage, const at::Tensor& before, MicroBatch& micro,
                                Keep keep);
   bool keeps_head() const noexcept;

@@ -9,6 +9,8 @@
 #include "tests/support/local_group.h"
 #include "tests/zero3/torch/equality.h"
 #include "zero3/checkpoint/checkpoint_folder.h"
+#include "zero3/plan/rehearsal.h"
+#include "zero3/step/agreement.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -42,7 +44,7 @@ class OddModule final : public Module {
 struct Case {
   std::uint32_t ranks = 2;
   int optimizer = 0;     // none, cpu, nvme
-  int params = 0;        // none, cpu
+  int params = 0;        // none, cpu, nvme
   int dtype = 0;         // Equality's
   int accumulation = 0;  // micro-batches of a rank: 1, 2, 4
   int head = 0;          // tied; of its own
@@ -51,6 +53,8 @@ struct Case {
   OptimizerType type = OptimizerType::Adam;
   DType moments = DType::Float32;
   std::uint64_t delays = 0;
+  bool tight = false;      // the least device memory, so that slots come and go
+  bool on_demand = false;  // nothing is fetched ahead or kept
 };
 
 class Ranks : public Equality {
@@ -66,9 +70,9 @@ class Ranks : public Equality {
     run[OptimizerHome] = each.optimizer;
     run[Budget] = 2;
     run[BlockSize] = 0;
-    run[Bucket] = 1;
-    run[Live] = 1;
-    run[Reuse] = 1;
+    run[Bucket] = each.on_demand ? 0 : 1;
+    run[Live] = each.on_demand ? 0 : 1;
+    run[Reuse] = each.on_demand ? 0 : 1;
     run[Persistence] = 1;
     run[SubGroup] = 0;
     run[Dtype] = each.dtype;
@@ -93,6 +97,27 @@ class Ranks : public Equality {
     return batches;
   }
 
+  /// What each rank needs at least.
+  std::uint64_t least_device(const Case& each, const Config& config) const {
+    const Module& module = *modules_[static_cast<std::size_t>(each.head)];
+    std::uint64_t low = 0;
+    std::uint64_t high = everything;
+    while (high - low > 1) {
+      const std::uint64_t tried = low + (high - low) / 2;
+      const bool fits = make_placement({.parameters = &module.parameters(),
+                                        .stages = &module.stages(),
+                                        .config = &config,
+                                        .compute_dtype = *config.artesian.compute_dtype,
+                                        .device_bytes = tried,
+                                        .host_bytes = everything,
+                                        .ranks = each.ranks,
+                                        .whole_params = each.stage < 3})
+                            .has_value();
+      (fits ? high : low) = tried;
+    }
+    return high;
+  }
+
   /// An engine for the rank of `group`, or for one rank that has all micro-batches.
   struct Run {
     std::unique_ptr<OddModule> module;  // outlives the engine
@@ -107,6 +132,7 @@ class Ranks : public Equality {
     config.optimizer.type = each.type;
     config.artesian.moments = each.moments;
     config.artesian.device_memory = config.artesian.host_memory = everything;
+    if (each.tight && group != nullptr) config.artesian.device_memory = least_device(each, config);
     if (change) change(config);
     Run run;
     run.module =
@@ -173,7 +199,7 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
   std::size_t skipped = 0;
   for (std::uint32_t ranks = 2; ranks <= 4; ++ranks) {
     for (int optimizer = 0; optimizer < 3; ++optimizer) {
-      for (int params = 0; params < 2; ++params) {
+      for (int params = 0; params < 3; ++params) {
         for (int dtype = 0; dtype < 4; ++dtype) {
           const auto chance = [&](std::uint64_t values) {
             return static_cast<int>(random_word(71, 0, draw++) % values);
@@ -186,11 +212,14 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
                           .head = chance(2),
                           .schedule = chance(4),
                           .stage = params == 0 ? chance(4) : 3,
-                          .delays = static_cast<std::uint64_t>(chance(2))};
+                          .delays = chance(4) == 0 ? 1u : 0u,
+                          .tight = chance(2) == 1,
+                          .on_demand = chance(3) == 0};
           SCOPED_TRACE(testing::Message()
                        << ranks << " ranks, optimizer " << optimizer << ", params " << params
                        << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
-                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage);
+                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage
+                       << (each.tight ? ", tight" : "") << (each.on_demand ? ", on demand" : ""));
           skipped += expect_bits_of_one(each);
           if (HasFatalFailure()) return;
         }
@@ -198,6 +227,79 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
     }
   }
   EXPECT_GT(skipped, 10u);  // by the loss scale of fp16
+}
+
+/// What goes between ranks, and what each moves by itself, is what is planned of the engine's own
+/// placement: to the byte, but for rows that are looked up and the few bytes of each message that
+/// ranks agree by.
+TEST_F(Ranks, BytesAreThosePlanned) {
+  constexpr std::uint64_t first_steady = 4;
+  std::uint64_t draw = 0;
+  std::uint64_t gathered = 0;
+  for (std::uint32_t ranks = 2; ranks <= 8; ++ranks) {
+    for (int params = 0; params < 3; ++params) {
+      const auto chance = [&](std::uint64_t values) {
+        return static_cast<int>(random_word(73, 0, draw++) % values);
+      };
+      const Case each{.ranks = ranks,
+                      .optimizer = chance(3),
+                      .params = params,
+                      .dtype = chance(2),
+                      .accumulation = chance(2),
+                      .head = chance(2),
+                      .schedule = 0,
+                      .tight = chance(2) == 1,
+                      .on_demand = chance(3) == 0};
+      SCOPED_TRACE(testing::Message()
+                   << ranks << " ranks, params " << params << ", optimizer " << each.optimizer
+                   << ", dtype " << each.dtype << ", head " << each.head << ", accumulation "
+                   << each.accumulation << (each.tight ? ", tight" : "")
+                   << (each.on_demand ? ", on demand" : ""));
+      const std::uint64_t all = ranks * (std::uint64_t{1} << each.accumulation);
+      LocalRanks shared(ranks);
+      run_ranks(shared, [&](comm::Group& group) {
+        auto& counted = static_cast<test_support::LocalGroup&>(group);
+        auto made = make(each, &group, all);
+        ASSERT_TRUE(made.has_value()) << made.error().to_string();
+        Engine& engine = *made->engine;
+        const auto plan = plan_step({.placement = &engine.placement(),
+                                     .stages = &made->module->stages(),
+                                     .limits = PrefetchLimits::of(engine.config().zero),
+                                     .micro_batches = engine.config().accumulation_steps,
+                                     .tokens = scale.samples * scale.length,
+                                     .lookup_width = scale.hidden});
+        ASSERT_TRUE(plan.has_value()) << plan.error().to_string();
+        std::uint64_t of_gradients = 0;  // rows apart
+        for (const StepEvent& event : plan->events) {
+          const bool rows = event.kind == StepEvent::Kind::Rows;
+          if (!rows) of_gradients += event.moved.grad.bus;
+        }
+        const Moved expected = plan->moved.total();
+        for (std::uint64_t step = 0; step < first_steady + 2; ++step) {
+          const std::uint64_t parameters = counted.bytes_sent_of("parameters of");
+          const std::uint64_t gradients = counted.bytes_sent_of("gradients of");
+          const auto batches = micro_batches(step, all, group.rank(), ranks);
+          ASSERT_TRUE(run_micro_batches(engine, batches, true));
+          ASSERT_TRUE(engine.step().has_value());
+          const auto done = engine.take_completed();
+          if (step < first_steady) continue;
+          EXPECT_EQ(counted.bytes_sent_of("parameters of") - parameters, plan->moved.param.bus);
+          EXPECT_EQ(counted.bytes_sent_of("gradients of") - gradients, of_gradients);
+          ASSERT_TRUE(done.has_value());
+          EXPECT_EQ(done->bytes_nvme_read, expected.nvme_read);
+          EXPECT_EQ(done->bytes_nvme_write, expected.nvme_write);
+          EXPECT_EQ(done->bytes_h2d, expected.to_device);
+          EXPECT_EQ(done->fetch_demand, plan->fetched.demand);
+          EXPECT_EQ(done->fetch_prefetched, plan->fetched.prefetched);
+          EXPECT_EQ(done->fetch_reused, plan->fetched.reused);
+        }
+        if (group.rank() == 0) gathered += plan->moved.param.bus;
+        EXPECT_TRUE(engine.close().has_value());
+      });
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(gathered, 0u);
 }
 
 /// Those that keep one moment, two or none, and moments in two bytes.
@@ -273,21 +375,23 @@ TEST_F(Ranks, WhatOneLeavesOutTheOthersGive) {
 
 /// All ranks give that forward up, and go on as if it had not been.
 TEST_F(Ranks, ABatchThatOneRefusesIsRefusedByAll) {
-  const Case each{.ranks = 2, .optimizer = 2, .dtype = 1};
-  std::vector<std::string> errors(2);
-  const auto before = [&](OddModule& module, Engine& engine, std::uint64_t step,
-                          std::uint64_t rank) {
-    if (step % 3 != 1) return;
-    module.refuses = rank == step % 2;
-    const auto refused = engine.forward(micro_batches(step, 2, rank, 2).front().batch());
-    module.refuses = false;
-    ASSERT_FALSE(refused.has_value());
-    EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
-    if (rank != step % 2) errors[rank] = refused.error().message;
-  };
-  expect_bits_of_one(each, {}, before);
-  EXPECT_EQ(errors[0], "rank 1 has refused its batch");
-  EXPECT_EQ(errors[1], "rank 0 has refused its batch");
+  for (const int params : {1, 2}) {
+    const Case each{.ranks = 2, .optimizer = 2, .params = params, .dtype = 1};
+    std::vector<std::string> errors(2);
+    const auto before = [&](OddModule& module, Engine& engine, std::uint64_t step,
+                            std::uint64_t rank) {
+      if (step % 3 != 1) return;
+      module.refuses = rank == step % 2;
+      const auto refused = engine.forward(micro_batches(step, 2, rank, 2).front().batch());
+      module.refuses = false;
+      ASSERT_FALSE(refused.has_value());
+      EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
+      if (rank != step % 2) errors[rank] = refused.error().message;
+    };
+    expect_bits_of_one(each, {}, before);
+    EXPECT_EQ(errors[0], "rank 1 has refused its batch");
+    EXPECT_EQ(errors[1], "rank 0 has refused its batch");
+  }
 }
 
 /// Before a byte of memory is taken, and on all of them.
@@ -314,11 +418,6 @@ TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
               config.gradient_clipping = rank == 1 ? 2.0 : 1.0;
             }),
             "gradient_clipping: rank 0 has 1, rank 1 has 2; give all ranks the same");
-  EXPECT_EQ(errors_of([](Config& config, std::uint32_t) {
-              config.zero.offload_param.device = Offload::Nvme;
-            }),
-            "not supported yet with 3 ranks: zero_optimization.offload_param.device nvme; cpu or "
-            "none");
 }
 
 /// Its gradients would be added in another order than one rank's.
@@ -374,6 +473,71 @@ TEST_F(Ranks, RanksThatDoDifferentThingsAllFail) {
   });
   EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
   EXPECT_NE(errors[1].find("rank 0"), std::string::npos) << errors[1];
+}
+
+/// One rank evaluates where the other trains.
+TEST_F(Ranks, APassThatOneRunsAloneFailsOnAll) {
+  LocalRanks ranks(2);
+  std::vector<std::string> errors(2);
+  run_ranks(ranks, [&](comm::Group& group) {
+    auto made = make({.ranks = 2, .params = 2}, &group, 2);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    const auto batches = micro_batches(0, 2, group.rank(), 2);
+    if (group.rank() == 0) {
+      const auto output = made->engine->evaluate(batches[0].batch());
+      ASSERT_FALSE(output.has_value());
+      errors[0] = output.error().message;
+    } else {
+      const auto loss = made->engine->forward(batches[0].batch());
+      ASSERT_FALSE(loss.has_value());
+      errors[1] = loss.error().message;
+    }
+    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
+  });
+  EXPECT_EQ(
+      errors[0],
+      "ranks do different things: rank 0 is at parameters of an evaluation of step 1 behind 0 "
+      "micro-batches, rank 1 at parameters of step 1 behind 0 micro-batches");
+  EXPECT_EQ(errors[1],
+            "ranks do different things: rank 1 is at parameters of step 1 behind 0 micro-batches, "
+            "rank 0 at parameters of an evaluation of step 1 behind 0 micro-batches");
+}
+
+/// Before a share of one could be taken for one of the other.
+TEST_F(Ranks, UnitsInAnotherOrderFailOnAll) {
+  LocalRanks ranks(3);
+  std::vector<std::string> errors(3);
+  run_ranks(ranks, [&](comm::Group& group) {
+    Agreement agreement(&group);
+    const auto name_of = [](std::uint64_t unit) { return "h." + std::to_string(unit); };
+    for (std::uint64_t access = 0; access < 2; ++access) {
+      const std::uint64_t unit = group.rank() == 2 ? 2 * access : access;
+      const auto entered = agreement.enter(5, 0, {.first = unit, .units = unit}, name_of);
+      EXPECT_EQ(entered.has_value(), access == 0);
+      if (!entered.has_value()) errors[group.rank()] = entered.error().message;
+    }
+  });
+  EXPECT_EQ(errors[0], "ranks enter different units: rank 0 is at h.1, rank 2 at h.2");
+  EXPECT_EQ(errors[1], "ranks enter different units: rank 1 is at h.1, rank 2 at h.2");
+  EXPECT_EQ(errors[2], "ranks enter different units: rank 2 is at h.2, rank 0 at h.1");
+}
+
+/// Evaluations between steps, and between the micro-batches of one, also one that a rank refuses.
+TEST_F(Ranks, EvaluationsLeaveTheBitsAlone) {
+  std::array<double, 2> losses{};
+  const auto before = [&](OddModule& module, Engine& engine, std::uint64_t step,
+                          std::uint64_t rank) {
+    module.refuses = step == 3 && rank == 1;
+    const auto output = engine.evaluate(micro_batches(step, 1, 0, 1).front().batch());
+    module.refuses = false;
+    ASSERT_EQ(output.has_value(), step != 3 || rank != 1);
+    if (step == 5) losses[rank] = output->item<double>();
+  };
+  for (const int params : {0, 1, 2}) {
+    expect_bits_of_one({.ranks = 2, .optimizer = 2, .params = params, .dtype = 1, .tight = true},
+                       {}, before);
+    EXPECT_EQ(losses[0], losses[1]);
+  }
 }
 
 /// A rank that ends in the middle of a step: the other's run ends with an error that names it.
@@ -447,7 +611,10 @@ class RanksWithCheckpoints : public Ranks {
 TEST_F(RanksWithCheckpoints, AnyNumberGoesOnWithTheBitsOfOne) {
   for (const int dtype : {1, 2}) {
     const auto case_of = [&](std::uint32_t ranks) {
-      return Case{.ranks = ranks, .optimizer = ranks == 2 ? 2 : 1, .dtype = dtype};
+      return Case{.ranks = ranks,
+                  .optimizer = ranks == 2 ? 2 : 1,
+                  .params = ranks == 3 ? 1 : 2,
+                  .dtype = dtype};
     };
     const Outcome one = run_as(case_of(1), nullptr, all);
     std::uint64_t step = 0;
