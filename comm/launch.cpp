@@ -79,6 +79,10 @@ Result<Launch> launch_of(const Environment& environment) {
   if (!together.has_value()) return launch;
   ARTESIAN_TRY(place, place_of(environment, together->variable));
   launch.place = place;
+  // Some launchers show each rank the GPU that is its own, alone.
+  const char* const shown = environment("CUDA_VISIBLE_DEVICES");
+  const bool one = shown != nullptr && *shown != '\0' && std::strchr(shown, ',') == nullptr;
+  launch.gpu = one ? 0 : place.local_rank;
   const char* const address = environment("MASTER_ADDR");
   const bool here = launch.place.local_ranks == launch.place.ranks;
   if (address == nullptr && !here) {

@@ -76,6 +76,22 @@ TEST(Launch, TorchrunsStoreIsUsedAndOthersAreServedByRankZero) {
   EXPECT_FALSE(mpi->store_is_there);
 }
 
+TEST(Launch, EachRankOfAMachineHasAGpuOfItsOwn) {
+  const auto gpu_of = [](Variables variables) {
+    variables.insert({{"WORLD_SIZE", "4"},
+                      {"RANK", "3"},
+                      {"LOCAL_WORLD_SIZE", "2"},
+                      {"LOCAL_RANK", "1"},
+                      {"MASTER_ADDR", "node-0"}});
+    const auto launch = launch_with(variables);
+    EXPECT_TRUE(launch.has_value());
+    return launch.has_value() ? launch->gpu : 99;
+  };
+  EXPECT_EQ(gpu_of({}), 1u);
+  EXPECT_EQ(gpu_of({{"CUDA_VISIBLE_DEVICES", "2,5"}}), 1u);
+  EXPECT_EQ(gpu_of({{"CUDA_VISIBLE_DEVICES", "5"}}), 0u);  // as srun --gpus-per-task has it
+}
+
 TEST(Launch, WhatIsMissingOrWrongIsNamed) {
   EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
             "RANK: got nothing, allowed a number up to 1; the launcher sets it");

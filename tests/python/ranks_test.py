@@ -118,19 +118,6 @@ def test_what_ranks_have_otherwise_ends_them_all(place):  # noqa: F811
     assert line in done.stderr and "exitcode  : 2" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [({"device": "cuda"}, "--device cuda; cpu")],
-)
-def test_what_ranks_cannot_do_yet_is_refused(place, monkeypatch, flags, text):  # noqa: F811
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setitem(train_cli_test.ENVIRONMENT, name, value)
-    missing = place.folder / "missing"  # refused before it is looked for
-    assert place.refused(model=missing, data=missing, **flags) == (
-        f"artesian: error: not supported yet with 2 ranks: {text}"
-    )
-
-
 def processes_of(torchrun):
     listing = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(torchrun.pid)],
                              capture_output=True, text=True, check=True).stdout  # fmt: skip

@@ -24,19 +24,12 @@ constexpr std::array largest{&StepResult::live_parameters_max, &StepResult::peak
                              &StepResult::peak_process_rss,    &StepResult::peak_gradients,
                              &StepResult::peak_program,        &StepResult::peak_heap};
 
-Error not_yet(std::uint32_t ranks, const std::string& what) {
-  return make_error(ErrorCode::Unsupported,
-                    fmt::format("not supported yet with {} ranks: {}", ranks, what));
-}
-
 }  // namespace
 
-Result<RunRanks> RunRanks::find(const TrainOptions& options) {
+Result<RunRanks> RunRanks::find() {
   RunRanks run;
   ARTESIAN_TRY(launch, comm::this_launch());
   run.launch_ = std::move(launch);
-  if (!run.several()) return run;
-  if (options.device != "cpu") return not_yet(run.ranks(), "--device " + options.device + "; cpu");
   return run;
 }
 
@@ -57,6 +50,7 @@ std::string RunRanks::program() const {
 TrainOptions RunRanks::of_rank(TrainOptions options) const {
   options.checkpoints.together = several();
   options.checkpoints.first = first();
+  if (several() && options.device == "cuda") options.device = fmt::format("cuda:{}", launch_.gpu);
   if (first()) return options;
   if (!options.trace.empty()) {  // trace.json becomes trace.rank3.json
     const std::size_t slash = options.trace.rfind('/');

@@ -19,9 +19,8 @@ class RunRanks {
  public:
   /// This process alone.
   RunRanks() = default;
-  /// Of the environment. What a run of several ranks cannot do yet is refused. Errors: Invalid,
-  /// Unsupported, naming the flag.
-  static Result<RunRanks> find(const TrainOptions& options);
+  /// Of the environment. Errors: Invalid, naming the variable.
+  static Result<RunRanks> find();
 
   /// Meets the others. Errors: PeerLost, Unsupported.
   Result<void> connect();
@@ -41,7 +40,8 @@ class RunRanks {
   comm::Group* group() const noexcept { return group_.get(); }
   /// What errors begin with.
   std::string program() const;
-  /// The options as they are for this rank: rank 0 alone writes a log, prints and saves.
+  /// The options as they are for this rank: rank 0 alone writes a log, prints and saves, and "cuda"
+  /// is a GPU of its own.
   TrainOptions of_rank(TrainOptions options) const;
 
   /// The step's figures of all ranks: bytes are summed, of peaks the largest is taken. Every rank

@@ -756,7 +756,7 @@ void TrainRun::note(Result<void> outcome) {
 }  // namespace
 
 int train(const TrainOptions& options, const CheckMemory& check_memory) {
-  auto ranks = RunRanks::find(options);
+  auto ranks = RunRanks::find();
   if (!ranks.has_value()) return report_error("artesian", ranks.error(), 2);
   set_log_level(ranks->log_level(options));
   if (!ranks->first()) set_log_program(ranks->program());

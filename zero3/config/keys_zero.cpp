@@ -487,7 +487,7 @@ constexpr ConfigKey zero_rows[] = {
      .choices = "fp32|bf16",
      .text =
          "the optimizer's moments; bf16: 2 bytes each, rounded to nearest, which loses accuracy "
-         "(docs/train.md), and not with fp16 or on a GPU"},
+         "(docs/train.md), and not with fp16"},
     {.path = "artesian.engine",
      .type = Choice,
      .fallback = "\"auto\"",

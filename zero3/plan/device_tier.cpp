@@ -215,6 +215,7 @@ std::vector<std::uint32_t> units_to_update_there(const Placement& plan) {
 /// that the host has less to keep: hence their order, and nothing where parameters lack room.
 Draft with_updates_on_device(const PlacementRequest& request, Draft draft) {
   if (!request.separate_device || !may_keep_state_on_device(request)) return draft;
+  if (host_updates_all(request)) return draft;
   if (draft.device_full) return draft;
   Placement& plan = draft.placement;
   const DeviceNeed need = device_need(request, plan);

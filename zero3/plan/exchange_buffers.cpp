@@ -21,23 +21,23 @@ std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
 }
 
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, std::uint64_t ranks, bool hooked) {
-  ARTESIAN_CHECK(ranks > 1, ranks);
-  ExchangeBuffers buffers{.ranks = ranks, .element_size = dtype_size(param_dtype)};
+                                 DType param_dtype, const ExchangeOfRanks& of) {
+  ARTESIAN_CHECK(of.ranks > 1, of.ranks);
+  ExchangeBuffers buffers{.ranks = of.ranks, .element_size = dtype_size(param_dtype)};
   std::uint64_t share = 0;
   std::size_t most = 0;
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
     share = std::max(share, unit.share);
-    if (hooked) buffers.held += unit.image * buffers.element_size;
+    if (of.hooked) buffers.held += unit.image * buffers.element_size;
     most = std::max(most, unit.parameters.size());
     for (const std::uint32_t parameter : unit.parameters) {
-      if (!parameters[parameter].tiled || hooked) continue;
+      if (!parameters[parameter].tiled || !of.in_tiles) continue;
       buffers.whole = std::max(buffers.whole, layout.places[parameter].numel);
     }
   }
-  const std::uint64_t fair =
-      std::max(round_down(elements_max / ranks, image_alignment), std::uint64_t{image_alignment});
+  const std::uint64_t fair = std::max(round_down(elements_max / of.ranks, image_alignment),
+                                      std::uint64_t{image_alignment});
   buffers.slice = std::min(share, fair);
   buffers.header = round_up(header_fixed + (most + 7) / 8, line);
   buffers.whole = round_up(buffers.whole * buffers.element_size, std::uint64_t{4096});

@@ -27,9 +27,12 @@ struct ExchangeBuffers {
   std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
 };
 
-/// The buffers of a run on the CPU with so many ranks, of which there are several. `hooked`:
-/// somebody else runs the model, and gradients come in an order that each rank has for itself.
+struct ExchangeOfRanks {
+  std::uint64_t ranks = 2;  // of which there are several
+  bool hooked = false;      // somebody else runs the model: gradients come in each rank's own order
+  bool in_tiles = false;    // the host computes, and makes some parameters' gradients so
+};
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, std::uint64_t ranks, bool hooked);
+                                 DType param_dtype, const ExchangeOfRanks& of);
 
 }  // namespace artesian::zero3

@@ -39,6 +39,7 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   if (whole && unit.trainable && place.param == Tier::Nvme) place.param = Tier::Host;
   // Of a frozen one nobody asks: nothing of it is there.
   place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
+  if (host_updates_all(request) && place.optimizer == Tier::Device) place.optimizer = Tier::Host;
   const bool all_on_device = zero.offload_param.device == Offload::None;
   place.master = unit.trainable ? master_of(request, place, all_on_device) : Master::None;
   const bool all_there = place.param == Tier::Device && place.optimizer == Tier::Device;
@@ -49,6 +50,14 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
 }
 
 }  // namespace
+
+bool host_updates_all(const PlacementRequest& request) noexcept {
+  const Config& config = *request.config;
+  const bool unknown_there = config.optimizer.type == OptimizerType::Lamb ||
+                             config.optimizer.type == OptimizerType::Muon ||
+                             config.artesian.moments != DType::Float32;
+  return request.separate_device && (request.ranks > 1 || unknown_there);
+}
 
 Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max) {
   ARTESIAN_CHECK(request.parameters && request.stages && request.config);
@@ -79,9 +88,11 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
     plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
   }
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
-  if (request.ranks > 1 && !request.separate_device) {
+  if (request.ranks > 1) {
     plan.exchange = exchange_buffers(plan.layout, *request.parameters, plan.param_dtype,
-                                     request.ranks, request.hooked);
+                                     {.ranks = request.ranks,
+                                      .hooked = request.hooked,
+                                      .in_tiles = !request.hooked && !request.separate_device});
   }
   return with_routes(std::move(plan));
 }

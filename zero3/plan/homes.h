@@ -12,6 +12,11 @@ namespace artesian::zero3 {
 /// sub-groups, and without buffers.
 Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max);
 
+/// True if nothing is updated on the separate device, which is there, whatever its memory holds:
+/// between ranks all goes through host memory, and a device's kernels know neither measured steps
+/// nor matrices nor moments in 16 bit.
+bool host_updates_all(const PlacementRequest& request) noexcept;
+
 /// Elements of the units that persist.
 std::uint64_t persistent_numel(const Layout& layout) noexcept;
 

@@ -187,23 +187,13 @@ namespace {
 /// What is not there yet.
 Result<void> check_optimizer(const PlacementRequest& request) {
   const OptimizerConfig& optimizer = request.config->optimizer;
-  const bool muon = optimizer.type == OptimizerType::Muon;
-  if (!muon && optimizer.type != OptimizerType::Lamb) return {};
-  const auto refuse = [&](const char* where, const char* instead) {
-    return make_error(
-        ErrorCode::Unsupported,
-        fmt::format(
-            "optimizer.type: got \"{}\", which is not supported yet {}; {}, or with another "
-            "optimizer",
-            type_name(optimizer), where, instead));
-  };
-  if (request.separate_device) {
-    return refuse("on a device with memory of its own", "train on the CPU");
-  }
-  if (muon && request.ranks > 1) {
-    return refuse("with several ranks, whose shares would cut matrices", "train with one");
-  }
-  return {};
+  if (optimizer.type != OptimizerType::Muon || request.ranks == 1) return {};
+  return make_error(
+      ErrorCode::Unsupported,
+      fmt::format("optimizer.type: got \"{}\", which is not supported yet with several "
+                  "ranks, whose shares would cut matrices; train with one, or with "
+                  "another optimizer",
+                  type_name(optimizer)));
 }
 
 }  // namespace
@@ -213,11 +203,6 @@ KeptInputs most_inputs(const PlacementRequest& request) {
 }
 
 Result<Placement> make_placement(const PlacementRequest& request) {
-  if (request.separate_device && request.config->artesian.moments != DType::Float32) {
-    return make_error(ErrorCode::Unsupported,
-                      "artesian.moments: got \"bf16\", allowed \"fp32\" on a device with memory of "
-                      "its own; leave it out, or train on the CPU");
-  }
   ARTESIAN_TRY_VOID(check_optimizer(request));
   ARTESIAN_TRY(best, place_with_best_masters(request));
   const Draft draft = with_device_pool(request, std::move(best));

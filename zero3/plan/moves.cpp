@@ -51,6 +51,8 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || !plan.params_cut;  // what the other ranks made anew comes back
   if (held) moved.param.bus = whole - std::min(updated, whole);
+  const bool gathers = plan.ranks > 1 && !plan.params_cut;  // the home has all of them
+  const std::uint64_t fresh = gathers ? whole : updated;
   if (place.updated_on_device()) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);
   moved.optimizer.nvme_read = moved.optimizer.nvme_write =
@@ -63,10 +65,11 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   if (plan.host_route(place.optimizer) == Route::Queues)
     moved.optimizer.to_host = moved.optimizer.to_device = state;
   if (plan.host_route(place.param) == Route::Queues) {
-    moved.param.to_device = updated;
+    moved.param.to_device = fresh;
     if (plan.update_reads_param(unit)) moved.param.to_host = updated;
+    if (gathers) moved.param.to_host += updated;  // for the other ranks
   }
-  if (live && place.gather == Route::Queues) moved.param.to_device += updated;
+  if (live && place.gather == Route::Queues) moved.param.to_device += fresh;
   moved += measure_moves(plan, unit);
   return moved;
 }
@@ -77,9 +80,10 @@ MovedByKind measure_moves(const Placement& plan, std::uint32_t unit) {
   const UnitPlacement& place = plan.units[unit];
   moved.optimizer.nvme_read = plan.optimizer_bytes_in(Tier::Nvme, unit);
   if (place.grad == Tier::Nvme) moved.grad.nvme_read = plan.grad_bytes(unit);
-  if (place.param == Tier::Nvme && plan.update_reads_param(unit)) {
-    moved.param.nvme_read = plan.layout.units[unit].share * dtype_size(plan.param_dtype);
-  }
+  const std::uint64_t param = plan.layout.units[unit].share * dtype_size(plan.param_dtype);
+  if (!plan.update_reads_param(unit)) return moved;
+  if (place.param == Tier::Nvme) moved.param.nvme_read = param;
+  if (plan.host_route(place.param) == Route::Queues) moved.param.to_host = param;
   return moved;
 }
 

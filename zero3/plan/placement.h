@@ -71,7 +71,7 @@ struct Placement {
   std::uint64_t grad_buffer_bytes = 0;  // one stage's gradients, where some spill: gradients.h
   // Host memory in which the largest matrix is updated as a whole, 0 without any: matrix_bytes().
   std::uint64_t matrix_buffer_bytes = 0;
-  ExchangeBuffers exchange;  // with the other ranks, on the CPU
+  ExchangeBuffers exchange;  // with the other ranks
   // Host memory that nothing else takes, beside a separate device: what units that are updated
   // ahead of the norm were, until it is known (Note [Speculation] in units_under_backward.h).
   std::uint64_t old_state_bytes = 0;

@@ -127,6 +127,16 @@ void note_inputs(const KeptInputs& inputs, Notes& notes) {
                        "or give offload_param an nvme_path"));
 }
 
+void note_host_updates(const PlacementRequest& request, Notes& notes) {
+  const Config& config = *request.config;
+  if (!host_updates_all(request) || config.zero.offload_optimizer.device != Offload::None) return;
+  std::string why =
+      fmt::format("with {}, which is computed by the CPU", type_name(config.optimizer));
+  if (config.artesian.moments != DType::Float32) why = "with artesian.moments bf16";
+  if (request.ranks > 1) why = fmt::format("with {} ranks, between which it goes", request.ranks);
+  notes.push_back("offload_optimizer: none is cpu beside a GPU " + why);
+}
+
 }  // namespace
 
 Notes placement_notes(const PlacementRequest& request, const Draft& draft) {
@@ -134,6 +144,7 @@ Notes placement_notes(const PlacementRequest& request, const Draft& draft) {
   note_device(request, draft, notes);
   note_residents(request, draft.placement, notes);
   note_inputs(draft.placement.inputs, notes);
+  note_host_updates(request, notes);
   return notes;
 }
 

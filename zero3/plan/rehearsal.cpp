@@ -300,7 +300,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     Moved moved;
     switch (placement_.units[event.unit].gradient) {
       case Route::OnDevice: break;
-      case Route::Queues: moved.to_host = rounded / ranks * times; break;
+      case Route::Queues: moved.to_host = rounded * times; break;
       default: moved.to_host = grad_bytes(event.numel) / ranks * times;
     }
     moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;

@@ -21,13 +21,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == 16);
 
-/// One copy of elements into what goes out.
-struct Copy {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  std::uint64_t count = 0;
-};
-
 template <typename Value>
 std::span<const std::byte> bytes_of(const std::vector<Value>& values) {
   return std::as_bytes(std::span(values));
@@ -47,8 +40,9 @@ RowInShare row_in_share(const Layout& layout, std::uint32_t parameter, std::uint
 }
 
 GradientExchange::GradientExchange(const Placement& plan, comm::Group& group,
-                                   std::span<std::byte> buffer, Executor& executor)
-    : plan_(plan), group_(group), buffer_(buffer), executor_(executor) {
+                                   std::span<std::byte> buffer, Executor& executor,
+                                   tiering::DeviceReader* reader)
+    : plan_(plan), group_(group), buffer_(buffer), executor_(executor), reader_(reader) {
   ARTESIAN_CHECK(plan.exchange.ranks == group.ranks(), plan.exchange.ranks, group.ranks());
   ARTESIAN_CHECK(buffer.size() >= plan.exchange.bytes(), buffer.size(), plan.exchange.bytes());
 }
@@ -102,10 +96,17 @@ Result<std::vector<bool>> GradientExchange::read_header(std::uint32_t unit, std:
   return present;
 }
 
-/// Copies elements [first, first + count) of every share to where they go out, in the dtype of the
-/// parameters.
-void GradientExchange::fill(const Unit& unit, std::span<const ParameterGradient> gradients,
-                            DType dtype, std::uint64_t first, std::uint64_t count) const {
+/// Of elements into what goes out.
+struct GradientExchange::Copy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t count = 0;
+};
+
+/// Those of elements [first, first + count) of every share.
+std::vector<GradientExchange::Copy> GradientExchange::copies_of(
+    const Unit& unit, std::span<const ParameterGradient> gradients, DType dtype,
+    std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
   const std::uint64_t source_size = dtype_size(dtype);
   std::vector<Copy> copies;
@@ -114,14 +115,41 @@ void GradientExchange::fill(const Unit& unit, std::span<const ParameterGradient>
     std::byte* const target = outgoing(rank).data() + plan_.exchange.header;
     for (const ParameterGradient& gradient : gradients) {
       const ParameterPlace& place = plan_.layout.places[gradient.parameter];
-      std::uint64_t begin = std::max(place.first, image_first);
+      const std::uint64_t begin = std::max(place.first, image_first);
       const std::uint64_t end = std::min(place.first + place.numel, image_first + count);
+      if (begin >= end) continue;
       const auto* const source = static_cast<const std::byte*>(gradient.data);
-      for (; begin < end; begin += task_elements) {
-        copies.push_back({source + (begin - place.first) * source_size,
-                          target + (begin - image_first) * size,
-                          std::min(task_elements, end - begin)});
-      }
+      copies.push_back({source + (begin - place.first) * source_size,
+                        target + (begin - image_first) * size, end - begin});
+    }
+  }
+  return copies;
+}
+
+/// Copies elements [first, first + count) of every share to where they go out, in the dtype of the
+/// parameters.
+Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own,
+                                    std::uint64_t first, std::uint64_t count) const {
+  const std::uint64_t size = plan_.exchange.element_size;
+  const std::uint64_t source_size = dtype_size(own.dtype);
+  const std::vector<Copy> whole = copies_of(unit, own.gradients, own.dtype, first, count);
+  if (own.on_device) {
+    ARTESIAN_CHECK(reader_ != nullptr && source_size == size, size);
+    std::vector<tiering::DeviceReader::Part> parts;
+    parts.reserve(whole.size());
+    for (const Copy& copy : whole) parts.push_back({copy.from, copy.count * size});
+    return reader_->read(parts, own.written,
+                         [&](std::size_t part, std::uint64_t offset,
+                             std::span<const std::byte> piece) -> Result<void> {
+                           std::memcpy(whole[part].to + offset, piece.data(), piece.size());
+                           return {};
+                         });
+  }
+  std::vector<Copy> copies;  // a task's each
+  for (const Copy& copy : whole) {
+    for (std::uint64_t begin = 0; begin < copy.count; begin += task_elements) {
+      copies.push_back({copy.from + begin * source_size, copy.to + begin * size,
+                        std::min(task_elements, copy.count - begin)});
     }
   }
   executor_.parallel_for(copies.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
@@ -135,14 +163,15 @@ void GradientExchange::fill(const Unit& unit, std::span<const ParameterGradient>
       }
     }
   });
+  return {};
 }
 
-Result<void> GradientExchange::run(std::uint32_t unit, std::span<const ParameterGradient> gradients,
-                                   DType dtype, const Sink& sink) {
+Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& own,
+                                   const Sink& sink) {
   const Unit& described = plan_.layout.units[unit];
-  ARTESIAN_CHECK(dtype == DType::Float32 || dtype == plan_.param_dtype, unit);
+  ARTESIAN_CHECK(own.dtype == DType::Float32 || own.dtype == plan_.param_dtype, unit);
   std::vector<bool> mine(described.parameters.size());
-  for (const ParameterGradient& gradient : gradients) {
+  for (const ParameterGradient& gradient : own.gradients) {
     ARTESIAN_CHECK(plan_.layout.places[gradient.parameter].unit == unit, unit, gradient.parameter);
     const auto found =
         std::find(described.parameters.begin(), described.parameters.end(), gradient.parameter);
@@ -152,7 +181,7 @@ Result<void> GradientExchange::run(std::uint32_t unit, std::span<const Parameter
     const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
     const std::uint64_t bytes = plan_.exchange.header + count * plan_.exchange.element_size;
     write_header(unit, mine, first);
-    fill(described, gradients, dtype, first, count);
+    ARTESIAN_TRY_VOID(fill(described, own, first, count));
     std::vector<std::span<const std::byte>> sent;
     std::vector<std::span<std::byte>> received;
     for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
@@ -162,14 +191,14 @@ Result<void> GradientExchange::run(std::uint32_t unit, std::span<const Parameter
     }
     ARTESIAN_TRY_VOID(group_.all_to_all(sent, received, {"gradients of", described.name}));
     for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
-      const bool own = rank == group_.rank();
+      const bool ours = rank == group_.rank();
       std::vector<bool> present = mine;
-      if (!own) {
+      if (!ours) {
         ARTESIAN_TRY(told, read_header(unit, rank, first));
         present = std::move(told);
       }
       const std::byte* const data =
-          (own ? outgoing(rank) : incoming(rank)).data() + plan_.exchange.header;
+          (ours ? outgoing(rank) : incoming(rank)).data() + plan_.exchange.header;
       ARTESIAN_TRY_VOID(sink({rank, present, first, count, data}));
     }
   }

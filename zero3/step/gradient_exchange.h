@@ -15,6 +15,7 @@
 
 #include "base/executor.h"
 #include "comm/group.h"
+#include "tiering/device_reader.h"
 #include "zero3/plan/placement.h"
 
 namespace artesian::zero3 {
@@ -31,11 +32,19 @@ struct RowsOfLookup {
   const float* gradient = nullptr;  // [rows, width], host memory
 };
 
+/// Gradients of parameters of one unit.
+struct GradientsOfUnit {
+  std::span<const ParameterGradient> gradients;
+  DType dtype = DType::Float32;  // or rounded to the parameters' already
+  bool on_device = false;        // of a separate device, complete once `written` has passed
+  tiering::DeviceFence written{};
+};
+
 class GradientExchange {
  public:
-  /// `buffer`: of plan.exchange. All must outlive it.
+  /// `buffer`: of plan.exchange. `reader`: of a separate device, or null. All must outlive it.
   GradientExchange(const Placement& plan, comm::Group& group, std::span<std::byte> buffer,
-                   Executor& executor);
+                   Executor& executor, tiering::DeviceReader* reader);
 
   /// What a rank has made of elements [first, first + count) of this rank's share.
   struct Arrived {
@@ -46,11 +55,9 @@ class GradientExchange {
     const std::byte* data = nullptr;  // [count] of the parameters' dtype
   };
   using Sink = std::function<Result<void>(const Arrived&)>;
-  /// Gradients of parameters of one unit, in host memory: fp32, or rounded to the parameters' dtype
-  /// already. Calls `sink` slice by slice, and of each rank by rank. Every rank calls it with the
-  /// same unit, whatever it has of it. Errors: the group's, the sink's.
-  Result<void> run(std::uint32_t unit, std::span<const ParameterGradient> gradients, DType dtype,
-                   const Sink& sink);
+  /// Calls `sink` slice by slice, and of each rank by rank. Every rank calls it with the same unit,
+  /// whatever it has of it. Errors: the group's, the sink's, the device's.
+  Result<void> run(std::uint32_t unit, const GradientsOfUnit& own, const Sink& sink);
 
   /// Rows of this rank's share, or the parts of them that are in it: of each what every rank's
   /// look-ups have made of it, by look-up, then rank, then position.
@@ -97,8 +104,11 @@ class GradientExchange {
                  const std::vector<RowCount>& incoming, Rows& rows) const;
   std::span<std::byte> outgoing(std::uint32_t rank) const noexcept;
   std::span<std::byte> incoming(std::uint32_t rank) const noexcept;
-  void fill(const Unit& unit, std::span<const ParameterGradient> gradients, DType dtype,
-            std::uint64_t first, std::uint64_t count) const;
+  struct Copy;
+  std::vector<Copy> copies_of(const Unit& unit, std::span<const ParameterGradient> gradients,
+                              DType dtype, std::uint64_t first, std::uint64_t count) const;
+  Result<void> fill(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
+                    std::uint64_t count) const;
   void write_header(std::uint32_t unit, const std::vector<bool>& present,
                     std::uint64_t first) const;
   Result<std::vector<bool>> read_header(std::uint32_t unit, std::uint32_t rank,
@@ -108,6 +118,7 @@ class GradientExchange {
   comm::Group& group_;
   const std::span<std::byte> buffer_;
   Executor& executor_;
+  tiering::DeviceReader* const reader_;
 };
 
 /// The elements of row `row` of a parameter that are in a rank's share.

@@ -28,7 +28,8 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
     : state_(state), stream_(state, "gradients"), leaf_sums_(state.layout()) {
   const Placement& plan = state.placement();
   if (group != nullptr) {
-    exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor());
+    exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor(),
+                      state.separate_device() ? &state.reader() : nullptr);
   }
   if (plan.exchange.held != 0) sums_.emplace(plan, exchange_->held(), state.executor());
   cleared_.assign(plan.layout.units.size(), false);
@@ -119,13 +120,9 @@ Result<void> Gradients::replace(const ParameterGradient& gradient) noexcept {
   ARTESIAN_CHECK(gradient.parameter < set_.size(), gradient.parameter);
   const std::uint32_t unit = state_.layout().places[gradient.parameter].unit;
   set_[gradient.parameter] = false;  // so the next addition sets it
-  if (exchange_.has_value()) {
-    const std::size_t mine = exchange_->group().rank() == 0 ? 1 : 0;
-    ARTESIAN_TRY_VOID(add_of_all_ranks(unit, {&gradient, mine}, added_dtype(unit)));
-  } else {
-    ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
-    ARTESIAN_TRY_VOID(add(unit, {&gradient, 1}, made));
-  }
+  const bool mine = !exchange_.has_value() || exchange_->group().rank() == 0;
+  ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
+  ARTESIAN_TRY_VOID(add(unit, {&gradient, mine ? std::size_t{1} : 0}, made));
   return write_back();
 }
 
@@ -201,7 +198,12 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
                             tiering::DeviceFence written) noexcept {
   const Layout& layout = state_.layout();
   ARTESIAN_CHECK(trainable(unit), unit);
-  if (exchange_.has_value()) return add_of_all_ranks(unit, gradients, added_dtype(unit));
+  if (exchange_.has_value()) {
+    return add_of_all_ranks(unit, {.gradients = gradients,
+                                   .dtype = added_dtype(unit),
+                                   .on_device = ends_at_device(route(unit)),
+                                   .written = written});
+  }
   std::vector<Piece> pieces;
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
@@ -217,8 +219,7 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
 }
 
 /// A slice at a time, what each rank has made is added in the order of the ranks.
-Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
-                                         std::span<const ParameterGradient> gradients, DType dtype,
+Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
                                          const GradientExchange::Rows* rows) noexcept {
   const Layout& layout = state_.layout();
   const Unit& described = layout.units[unit];
@@ -249,7 +250,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit,
     return add_runs(described.parameters.front(), *rows, arrived.rank,
                     {arrived.first, arrived.first + arrived.count});
   };
-  ARTESIAN_TRY_VOID(exchange_->run(unit, gradients, dtype, sink));
+  ARTESIAN_TRY_VOID(exchange_->run(unit, own, sink));
   for (std::size_t index = 0; index < present.size(); ++index) {
     const std::uint32_t parameter = described.parameters[index];
     if (present[index]) reached_[parameter] = set_[parameter] = true;
@@ -354,9 +355,9 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   if (exchange_.has_value()) {
     const ParameterGradient gradient{parameter, parts.target};
-    ARTESIAN_TRY_VOID(add_of_all_ranks(place.unit,
-                                       std::span(&gradient, parts.added == place.numel ? 1 : 0),
-                                       state_.placement().param_dtype));
+    ARTESIAN_TRY_VOID(add_of_all_ranks(
+        place.unit, {.gradients = std::span(&gradient, parts.added == place.numel ? 1 : 0),
+                     .dtype = state_.placement().param_dtype}));
     return parts.added;
   }
   if (parts.added == 0) return std::uint64_t{0};  // not used by this forward

@@ -84,8 +84,9 @@ class Gradients {
   /// True with several ranks that somebody else runs the model on: what is added, by hold(), in
   /// parts and by hold_rows(), is kept until add_held().
   bool holds() const noexcept { return sums_.has_value(); }
-  /// Shape: data: all of the parameter's elements, in added_dtype().
-  void hold(std::uint32_t parameter, const void* data);
+  /// Shape: data: all of the parameter's elements, in added_dtype(); as add() takes it.
+  Result<void> hold(std::uint32_t parameter, const void* data,
+                    tiering::DeviceFence written) noexcept;
   /// One look-up's rows. Shape: gradient: [rows, width].
   void hold_rows(std::uint32_t parameter, std::vector<std::int64_t> rows,
                  std::vector<float> gradient) {
@@ -144,8 +145,8 @@ class Gradients {
     tiering::DeviceFence written;
   };
   /// `rows`: what is added of each rank behind its gradients; may be null.
-  Result<void> add_of_all_ranks(std::uint32_t unit, std::span<const ParameterGradient> gradients,
-                                DType dtype, const GradientExchange::Rows* rows = nullptr) noexcept;
+  Result<void> add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
+                                const GradientExchange::Rows* rows = nullptr) noexcept;
   Result<void> add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
                              std::span<const ParameterSpec> parameters) noexcept;
   /// Elements of this rank's share.

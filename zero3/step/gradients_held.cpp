@@ -15,12 +15,26 @@ constexpr std::uint8_t has_rows = 2;
 
 }  // namespace
 
-void Gradients::hold(std::uint32_t parameter, const void* data) {
+Result<void> Gradients::hold(std::uint32_t parameter, const void* data,
+                             tiering::DeviceFence written) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   ARTESIAN_CHECK(holds() && trainable(place.unit), parameter);
-  sums_->add(parameter, 0, static_cast<const std::byte*>(data), added_dtype(place.unit),
-             place.numel);
+  const DType dtype = added_dtype(place.unit);
+  const auto* const bytes = static_cast<const std::byte*>(data);
+  if (ends_at_device(route(place.unit))) {
+    const std::uint64_t size = dtype_size(dtype);
+    const tiering::DeviceReader::Part part{bytes, place.numel * size};
+    ARTESIAN_TRY_VOID(state_.reader().read(
+        {&part, 1}, written,
+        [&](std::size_t, std::uint64_t offset, std::span<const std::byte> piece) -> Result<void> {
+          sums_->add(parameter, offset / size, piece.data(), dtype, piece.size() / size);
+          return {};
+        }));
+  } else {
+    sums_->add(parameter, 0, bytes, dtype, place.numel);
+  }
   sums_->added(parameter);
+  return {};
 }
 
 Result<void> Gradients::add_held(std::span<const ParameterSpec> parameters) noexcept {
@@ -53,9 +67,10 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
   const auto some = [&](std::uint8_t kind) {
     return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
   };
-  const DType dtype = state_.placement().param_dtype;
+  const std::vector<ParameterGradient> held = sums_->of_unit(unit);
+  const GradientsOfUnit own{.gradients = held, .dtype = state_.placement().param_dtype};
   if (!some(has_rows)) {
-    return some(has_whole) ? add_of_all_ranks(unit, sums_->of_unit(unit), dtype) : Result<void>();
+    return some(has_whole) ? add_of_all_ranks(unit, own) : Result<void>();
   }
   ARTESIAN_CHECK(state_.layout().units[unit].parameters.size() == 1, unit);
   const std::uint32_t parameter = state_.layout().units[unit].parameters.front();
@@ -64,7 +79,7 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
   const auto first = std::find_if(there.begin(), there.end(), [](auto has) { return has != 0; });
   if ((*first & has_whole) == 0) ARTESIAN_TRY_VOID(start_at_zero(unit));  // rows are added to zeros
   if (some(has_whole)) {
-    ARTESIAN_TRY_VOID(add_of_all_ranks(unit, sums_->of_unit(unit), dtype, &all));
+    ARTESIAN_TRY_VOID(add_of_all_ranks(unit, own, &all));
   } else {
     for (std::uint32_t rank = 0; rank < there.size(); ++rank) {
       ARTESIAN_TRY_VOID(add_runs(parameter, all, rank, {}));

@@ -163,6 +163,9 @@ class Optimizer : public UpdateFlow<Optimizer> {
                std::span<const float> values) noexcept;
   void keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> follow(const SubGroup& group) noexcept;
+  Result<void> follow_others(std::uint32_t unit, std::uint64_t first, std::uint64_t end,
+                             const std::byte* fresh) noexcept;
+  Result<void> gather_on_device(std::uint32_t unit) noexcept;
   Result<void> after_update(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;
   void restore_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;

@@ -119,16 +119,15 @@ Result<Placement> StepCore::place() const {
                       fmt::format("input_elements: got {}, allowed none or {}, one for each stage",
                                   sizes, shape_.stages.size()));
   }
-  const bool separate = options_.device != nullptr && !options_.device->host_accessible();
   ARTESIAN_TRY(placement, make_placement({.parameters = &shape_.parameters,
                                           .stages = &shape_.stages,
                                           .config = &config_,
                                           .compute_dtype = options_.compute_dtype,
-                                          .separate_device = separate,
+                                          .separate_device = separate_device(),
                                           .device_bytes = options_.budgets.device,
                                           .host_bytes = options_.budgets.host,
                                           .ranks = agreement_.ranks(),
-                                          .whole_params = options_.hooked || config_.zero.stage < 3,
+                                          .whole_params = whole_params(),
                                           .whole_frozen = true,  // rank 0 saves them
                                           .hooked = options_.hooked,
                                           .split_master = options_.split_master,
@@ -376,7 +375,10 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
   const std::uint64_t begin = monotonic_ns();
   ARTESIAN_TRY_VOID(timed_gradients([&]() -> Result<void> {
     if (!gradients_->holds()) return gradients_->add(unit, gradients, written);
-    for (const ParameterGradient& each : gradients) gradients_->hold(each.parameter, each.data);
+    for (const ParameterGradient& each : gradients) {
+      auto held = gradients_->hold(each.parameter, each.data, written);
+      if (!held.has_value()) return held;
+    }
     return {};
   }));
   if (options_.timeline != nullptr) {

@@ -332,6 +332,13 @@ class StepCore : public StepFlow<StepCore> {
                                      : options_.group->agree(std::move(outcome), {what});
   }
   Result<void> check_ranks() const;
+  bool separate_device() const noexcept {
+    return options_.device != nullptr && !options_.device->host_accessible();
+  }
+  /// Each rank has all parameters: what is divided is gathered where the host reaches it.
+  bool whole_params() const noexcept {
+    return options_.hooked || config_.zero.stage < 3 || separate_device();
+  }
   /// Note [Where ranks meet].
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
   void see_losses(std::span<const double> losses);

@@ -72,13 +72,11 @@ Result<void> StepCore::check_ranks() const {
     return make_error(ErrorCode::Unsupported,
                       fmt::format("not supported yet with {} ranks: {}", ranks(), what));
   };
-  if (options_.device != nullptr && !options_.device->host_accessible()) {
-    return unsupported("a GPU; train on the CPU");
-  }
   const auto& parameters = shape_.parameters;  // those that are frozen nobody updates
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
-  if (options_.hooked && config_.zero.offload_param.device == Offload::Nvme && !frozen) {
+  const bool whole = options_.hooked || separate_device();
+  if (whole && config_.zero.offload_param.device == Offload::Nvme && !frozen) {
     return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
   }
   return {};

@@ -106,14 +106,14 @@ Result<void> HookedEngine::broadcast(const at::Tensor& tensor, std::uint32_t roo
   if (group_ == nullptr) return {};
   return from_torch([&]() -> Result<void> {
     const at::NoGradGuard no_grad;
-    const at::Tensor contiguous = tensor.detach().contiguous();
+    const at::Tensor contiguous = tensor.detach().cpu().contiguous();
     auto* const data = static_cast<std::byte*>(contiguous.data_ptr());
     const auto bytes = static_cast<std::size_t>(contiguous.nbytes());
     for (std::size_t done = 0; done < bytes; done += broadcast_bytes) {
       ARTESIAN_TRY_VOID(group_->broadcast({data + done, std::min(broadcast_bytes, bytes - done)},
                                           root, {"values of a tensor"}));
     }
-    if (!tensor.is_contiguous()) tensor.detach().copy_(contiguous);
+    if (!tensor.is_contiguous() || !tensor.is_cpu()) tensor.detach().copy_(contiguous);
     return {};
   });
 }

@@ -111,11 +111,9 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));  // which has more on the bus
-  for (const Candidate& candidate : all) {
-    if (candidate.config.zero.offload_optimizer.device == Offload::None) continue;
-    EXPECT_GT(candidate.figures.time.seconds, of("ZeRO-2")) << candidate.name;
-  }
+  // The host updates what several ranks share, which takes longer than the bus.
+  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);  // which has more on the bus
+  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-2, optimizer on cpu"), 1.0, 0.01);
 }
 
 // Llama 3.1 8B at 2048 tokens, reckoned by hand at the rates of an H100: 6.98e9 elements of

@@ -294,7 +294,6 @@ TEST_F(Planner, OrdersStrategiesAsTheyAreFastOnManyRanks) {
     return 0.0;
   };
   EXPECT_LE(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));
-  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3") * 1.001);
   EXPECT_LE(of("ZeRO-3"), of("ZeRO-3, optimizer on cpu"));
   EXPECT_LE(of("ZeRO-3, optimizer and parameters on cpu"),
             of("ZeRO-Infinity, optimizer on nvme") * 1.002);  // the device has some of the state

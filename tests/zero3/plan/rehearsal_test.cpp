@@ -552,7 +552,14 @@ TEST(Rehearsal, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
   // The table is fetched, since backward has no use for it; units after it are kept, and are fresh.
   Config config = config_of(Offload::None, Offload::None);
   config.zero.max_reuse_distance = 100'000;
-  const Case of = make_case(2, config, true, 8);
+  Case of = make_case(2, config, true, 8);
+  for (UnitPlacement& unit : of.placement.units) {  // what the device updates waits for no host
+    unit.update = tiering::Route::OnDevice;
+    unit.grad = unit.optimizer = tiering::Tier::Device;
+  }
+  of.placement = with_routes(of.placement);
+  of.placement.device_pool_bytes += std::uint64_t{1} << 30;
+  of.plan = plan_of(of);
   ASSERT_NE(of.model.stages.back().parameters.back(), of.model.stages.front().lookup);  // not tied
   std::uint64_t fetched = 0;
   std::uint64_t fresh = 0;

@@ -73,15 +73,52 @@ TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdate
   }
 }
 
-TEST(SeparateDevicePlacement, LambIsRefusedByName) {
-  Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Cpu);
-  given.config.optimizer.type = OptimizerType::Lamb;
-  EXPECT_TRUE(given.place().has_value());
-  given.separate = true;
-  const auto refused = given.place();
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, ErrorCode::Unsupported);
-  EXPECT_NE(refused.error().message.find("optimizer.type: got \"Lamb\""), std::string::npos);
+// What several ranks share goes from one to the others through host memory.
+TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
+  for (const Offload optimizer : {Offload::None, Offload::Nvme}) {
+    Case given = make_case(DType::BFloat16, Offload::None, optimizer);
+    given.separate = true;
+    const Placement alone = given.place().value();
+    EXPECT_TRUE(std::any_of(alone.units.begin(), alone.units.end(),
+                            [](const UnitPlacement& unit) { return unit.updated_on_device(); }));
+    given.ranks = 2;
+    const Placement plan = given.place().value();
+    expect_within(given, plan);
+    for (const UnitPlacement& unit : plan.units) {
+      EXPECT_EQ(unit.param, Tier::Device);
+      EXPECT_FALSE(unit.updated_on_device());
+      EXPECT_NE(unit.grad, Tier::Device);
+      EXPECT_NE(unit.optimizer, Tier::Device);
+    }
+    EXPECT_GT(plan.exchange.bytes(), 0u);
+    const bool noted = std::any_of(plan.notes.begin(), plan.notes.end(), [](const auto& note) {
+      return note ==
+             "offload_optimizer: none is cpu beside a GPU with 2 ranks, between which it goes";
+    });
+    EXPECT_EQ(noted, optimizer == Offload::None);
+  }
+}
+
+// A device's kernels know elements alone, and moments in fp32.
+TEST(SeparateDevicePlacement, WhatItsKernelsDoNotKnowTheHostUpdates) {
+  const auto updated_there = [](const Case& given) {
+    const Placement plan = given.place().value();
+    expect_within(given, plan);
+    return std::any_of(plan.units.begin(), plan.units.end(),
+                       [](const UnitPlacement& unit) { return unit.updated_on_device(); });
+  };
+  for (const Offload optimizer : {Offload::None, Offload::Nvme}) {
+    Case given = make_case(DType::BFloat16, Offload::None, optimizer);
+    given.separate = true;
+    EXPECT_TRUE(updated_there(given));
+    given.config.artesian.moments = DType::BFloat16;
+    EXPECT_FALSE(updated_there(given));
+    given.config.artesian.moments = DType::Float32;
+    for (const OptimizerType type : {OptimizerType::Lamb, OptimizerType::Muon}) {
+      given.config.optimizer.type = type;
+      EXPECT_FALSE(updated_there(given));
+    }
+  }
 }
 
 TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory) {

@@ -7,6 +7,7 @@
 
 #include "base/durable_folder.h"
 #include "tests/support/local_group.h"
+#include "tests/support/separate_device.h"
 #include "tests/zero3/torch/equality.h"
 #include "zero3/checkpoint/checkpoint_folder.h"
 #include "zero3/plan/rehearsal.h"
@@ -16,6 +17,7 @@ namespace artesian::zero3 {
 namespace {
 
 using test_support::LocalRanks;
+using test_support::SeparateDevice;
 
 /// A module that is told to refuse a batch, to make its loss infinite, or to leave a block out.
 class OddModule final : public Module {
@@ -55,6 +57,7 @@ struct Case {
   std::uint64_t delays = 0;
   bool tight = false;      // the least device memory, so that slots come and go
   bool on_demand = false;  // nothing is fetched ahead or kept
+  std::optional<SeparateDevice::Order> device{};  // each rank has a device of its own
 };
 
 class Ranks : public Equality {
@@ -120,7 +123,8 @@ class Ranks : public Equality {
 
   /// An engine for the rank of `group`, or for one rank that has all micro-batches.
   struct Run {
-    std::unique_ptr<OddModule> module;  // outlives the engine
+    std::unique_ptr<SeparateDevice> device;  // these two outlive the engine
+    std::unique_ptr<OddModule> module;
     std::unique_ptr<Engine> engine;
   };
   Result<Run> make(const Case& each, comm::Group* group, std::uint64_t all,
@@ -138,6 +142,11 @@ class Ranks : public Equality {
     run.module =
         std::make_unique<OddModule>(models::make_module(small_gpt2(scale, each.head == 0)));
     EngineOptions options{.group = group};
+    if (group != nullptr && each.device.has_value()) {
+      run.device = std::make_unique<SeparateDevice>(*each.device, group->rank());
+      run.device->micro_batches_at_once = std::size_t{1} << each.accumulation;
+      options.backend = run.device.get();
+    }
     options.input_elements = input_elements(*run.module);
     ARTESIAN_TRY(engine, create_patiently(*run.module, config, options));
     run.engine = std::move(engine);
@@ -171,6 +180,9 @@ class Ranks : public Equality {
     outcome.digest = digest_of(engine, outcome.steps);
     const auto closed = engine.close();
     EXPECT_TRUE(closed.has_value()) << closed.error().to_string();
+    if (made->device != nullptr) {
+      EXPECT_EQ(made->device->races, 0u);
+    }
     return outcome;
   }
 
@@ -300,6 +312,41 @@ TEST_F(Ranks, BytesAreThosePlanned) {
     }
   }
   EXPECT_GT(gathered, 0u);
+}
+
+/// Each rank has a device with memory of its own, which computes late, early or at random; one rank
+/// computes on the CPU.
+TEST_F(Ranks, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
+  std::uint64_t draw = 0;
+  std::size_t skipped = 0;
+  for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
+    for (int optimizer = 0; optimizer < 3; ++optimizer) {
+      for (int params = 0; params < 2; ++params) {
+        for (int dtype = 0; dtype < 4; ++dtype) {
+          const auto chance = [&](std::uint64_t values) {
+            return static_cast<int>(random_word(72, 0, draw++) % values);
+          };
+          const Case each{.ranks = ranks,
+                          .optimizer = optimizer,
+                          .params = params,
+                          .dtype = dtype,
+                          .accumulation = chance(3),
+                          .head = chance(2),
+                          .schedule = chance(4),
+                          .stage = params == 0 ? chance(4) : 3,
+                          .device = static_cast<SeparateDevice::Order>(chance(3))};
+          SCOPED_TRACE(testing::Message()
+                       << ranks << " ranks, optimizer " << optimizer << ", params " << params
+                       << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
+                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage
+                       << ", order " << static_cast<int>(*each.device));
+          skipped += expect_bits_of_one(each);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_GT(skipped, 5u);  // by the loss scale of fp16
 }
 
 /// Those that keep one moment, two or none, and moments in two bytes.
