@@ -10,7 +10,7 @@ using enum KeyEffect;
 constexpr std::string_view log_figures =
     "the figures are in --log-jsonl, --trace and the table at the end";
 constexpr std::string_view other_engine = "it is about DeepSpeed's own machinery";
-constexpr std::string_view no_modules = "the models are C++; there is nothing to compile";
+constexpr std::string_view no_modules = "models run as they are";
 constexpr std::string_view own_writer = "files are written by Artesian's own writer";
 
 constexpr ConfigKey other_rows[] = {
@@ -121,10 +121,8 @@ constexpr ConfigKey other_rows[] = {
 
     {.path = "activation_checkpointing",
      .type = Section,
-     .text = "stages keep their inputs alone, where they computed them (but see "
-             "cpu_checkpointing), and run once more in backward, when one of "
-             "partition_activations, contiguous_memory_optimization, cpu_checkpointing and "
-             "number_checkpoints is set"},
+     .text = "checkpointing is on if one of these keys turns it on: a stage keeps only its inputs, "
+             "and runs once more in backward"},
     {.path = "activation_checkpointing.partition_activations",
      .fallback = "false",
      .text = "true: checkpointing is on"},
@@ -133,9 +131,8 @@ constexpr ConfigKey other_rows[] = {
      .text = "true: checkpointing is on"},
     {.path = "activation_checkpointing.cpu_checkpointing",
      .fallback = "false",
-     .text = "true: checkpointing is on, and the inputs go to host memory as far as "
-             "artesian.host_memory has room beside all else, the rest to NVMe where an offload "
-             "section has an nvme_path; without one it stays where it was computed"},
+     .text = "true: checkpointing is on, and inputs go to host memory, then to NVMe, as far as "
+             "artesian.host_memory and nvme_path allow"},
     {.path = "activation_checkpointing.synchronize_checkpoint_boundary",
      .fallback = "false",
      .effect = NoEffect,
@@ -151,7 +148,7 @@ constexpr ConfigKey other_rows[] = {
      .fallback = "null",
      .low = 1,
      .nullable = true,
-     .text = "a number: checkpointing is on, with one at each stage"},
+     .text = "a number: checkpointing is on, once per stage"},
 
     {.path = "checkpoint", .type = Section, .text = "how checkpoints are written and read"},
     {.path = "checkpoint.tag_validation",
@@ -270,9 +267,7 @@ constexpr ConfigKey other_rows[] = {
      .effect = NotSupported,
      .detail = "1",
      .text = "ranks of one layer"},
-    {.path = "pipeline",
-     .type = OpenSection,
-     .text = "split the model over ranks; not looked at except for stages"},
+    {.path = "pipeline", .type = OpenSection, .text = "only stages is looked at"},
     {.path = "pipeline.stages",
      .type = Integer,
      .fallback = "1",
@@ -302,7 +297,7 @@ constexpr ConfigKey other_rows[] = {
      .text = "throughput timer"},
     {.path = "tensorboard",
      .type = OpenSection,
-     .text = "figures of steps as event files; wants the package tensorboard"},
+     .text = "figures of steps as event files; needs the package tensorboard"},
     {.path = "tensorboard.enabled",
      .type = Boolean,
      .fallback = "false",
@@ -317,7 +312,7 @@ constexpr ConfigKey other_rows[] = {
      .text = "the folder in it"},
     {.path = "wandb",
      .type = OpenSection,
-     .text = "figures of steps to Weights & Biases; wants the package wandb"},
+     .text = "figures of steps to Weights & Biases; needs the package wandb"},
     {.path = "wandb.enabled", .type = Boolean, .fallback = "false", .text = "true: send them"},
     {.path = "wandb.group",
      .type = Text,
@@ -347,7 +342,7 @@ constexpr ConfigKey other_rows[] = {
      .text = "the folder in it"},
     {.path = "comet",
      .type = OpenSection,
-     .text = "figures of steps to Comet; wants the package comet_ml"},
+     .text = "figures of steps to Comet; needs the package comet_ml"},
     {.path = "comet.enabled", .type = Boolean, .fallback = "false", .text = "true: send them"},
     {.path = "comet.samples_log_interval",
      .type = Integer,

@@ -57,7 +57,7 @@ constexpr ConfigKey training_rows[] = {
      .fallback = "false",
      .text = "print the time of forward, backward and step with the progress line"},
 
-    {.path = "fp16", .type = Section, .text = "fp16 parameters and gradients with loss scaling"},
+    {.path = "fp16", .type = Section, .text = "training in fp16 with loss scaling"},
     {.path = "fp16.enabled", .fallback = "false", .text = "train in fp16; not together with bf16"},
     {.path = "fp16.auto_cast",
      .fallback = "false",
@@ -104,7 +104,7 @@ constexpr ConfigKey training_rows[] = {
      .detail = "the step is always one fused pass",
      .text = "of older releases"},
 
-    {.path = "bf16", .type = Section, .text = "bf16 parameters and gradients"},
+    {.path = "bf16", .type = Section, .text = "training in bf16"},
     {.path = "bfloat16", .type = Section, .effect = Alias, .detail = "bf16"},
     {.path = "bf16.enabled", .fallback = "false", .text = "train in bf16; not together with fp16"},
     {.path = "bf16.check_grad_overflow",

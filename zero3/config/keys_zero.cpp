@@ -9,15 +9,18 @@ using enum KeyType;
 using enum KeyEffect;
 
 constexpr std::string_view in_place = "gradients go straight to their home, without a bucket";
-constexpr std::string_view cpp_model = "the models are C++; there are no Python modules to wrap";
+constexpr std::string_view cpp_model = "units are found without it";
 constexpr std::string_view always_overlapped =
     "reads and writes are always in flight under the compute";
 constexpr std::string_view pinned =
-    "page-locks host memory, unless it is false in either section; buffers of copies to and from a "
-    "GPU are page-locked in any case (docs/memory.md)";
+    "page-lock host memory; false in either section leaves it pageable, but for buffers of copies "
+    "to "
+    "and from a GPU (docs/memory.md)";
 
 constexpr ConfigKey zero_rows[] = {
-    {.path = "zero_optimization", .type = Section, .text = "true: stage 1 with the defaults"},
+    {.path = "zero_optimization",
+     .type = Section,
+     .text = "an object, or true for stage 1 with the defaults"},
     {.path = "zero_optimization.stage",
      .type = Integer,
      .fallback = "0",
@@ -85,8 +88,8 @@ constexpr ConfigKey zero_rows[] = {
      .type = Folders,
      .fallback = "null",
      .nullable = true,
-     .text = "folder of the swap file; required for nvme. Over several, as a list or with commas "
-             "between them, bytes are divided by the speed of their disks (docs/io.md)"},
+     .text = "folder of the swap file, required for nvme; or several, as a list or with commas "
+             "between them (docs/io.md)"},
     {.path = "zero_optimization.offload_param.buffer_count",
      .type = Integer,
      .fallback = "5",
@@ -117,8 +120,7 @@ constexpr ConfigKey zero_rows[] = {
      .type = Folders,
      .fallback = "null",
      .nullable = true,
-     .text = "folder of the swap file; required for nvme. Over several, as a list or with commas "
-             "between them, bytes are divided by the speed of their disks (docs/io.md)"},
+     .text = "as for offload_param"},
     {.path = "zero_optimization.offload_optimizer.buffer_count",
      .type = Integer,
      .fallback = "4",
@@ -364,7 +366,7 @@ constexpr ConfigKey zero_rows[] = {
     {.path = "zero_optimization.save_muon_momentum_buffer_in_memory",
      .fallback = "false",
      .effect = NoEffect,
-     .detail = "there is no Muon yet",
+     .detail = "Muon's momentum is kept where offload_optimizer says",
      .text = "of Muon"},
     {.path = "zero_optimization.leaf_module",
      .type = OpenSection,
@@ -381,8 +383,8 @@ constexpr ConfigKey zero_rows[] = {
 
     {.path = "aio",
      .type = Section,
-     .text = "transfers to NVMe; absent: as `aio_bench tune` found best for the disk of nvme_path "
-             "(docs/io.md), or else the defaults below"},
+     .text = "transfers to NVMe; absent: the settings that `aio_bench tune` found best for the "
+             "disk of nvme_path (docs/io.md), or else the defaults below"},
     {.path = "zero_optimization.aio", .type = Section, .effect = Alias, .detail = "aio"},
     {.path = "aio.block_size",
      .type = Integer,
@@ -421,32 +423,31 @@ constexpr ConfigKey zero_rows[] = {
      .detail = "false",
      .text = "GPUDirect Storage"},
 
-    {.path = "artesian", .type = Section, .text = "ours; DeepSpeed ignores it"},
+    {.path = "artesian", .type = Section, .text = "Artesian's own keys, which DeepSpeed ignores"},
     {.path = "artesian.device_memory",
      .type = Size,
      .fallback = "null",
      .low = 1,
      .nullable = true,
      .automatic = "as absent",
-     .text = "budget of the device tier; absent: what planned activations and 1 GiB leave of "
-             "free GPU memory, a tenth at least, or 25% of available memory without a GPU"},
+     .text = "budget of the device tier; absent: what planned activations and 1 GiB leave of free "
+             "GPU memory, or a quarter of available memory without a GPU"},
     {.path = "artesian.host_memory",
      .type = Size,
      .fallback = "null",
      .low = 1,
      .nullable = true,
      .automatic = "as absent",
-     .text =
-         "budget of the host tier, all of which is used to keep state off NVMe; absent: half of "
-         "the available memory or cgroup limit"},
+     .text = "budget of the host tier, which keeps as much state off NVMe as fits; absent: half of "
+             "available memory"},
     {.path = "artesian.activation_memory",
      .type = Size,
      .fallback = "null",
      .low = 1,
      .nullable = true,
      .automatic = "as absent",
-     .text = "what the activations of several micro-batches may take at once; one alone may take "
-             "more; absent: 5% of free GPU memory, or an eighth of available memory without a GPU"},
+     .text = "budget of activations when several micro-batches run at once; absent: 5% of free GPU "
+             "memory, or an eighth of available memory without a GPU"},
     {.path = "artesian.device",
      .type = Choice,
      .fallback = "null",
@@ -455,8 +456,8 @@ constexpr ConfigKey zero_rows[] = {
      .choices = "cpu|cuda",
      .nullable = true,
      .automatic = "as absent",
-     .text = "of Python: where a model is trained; absent: on the CPU, where PyTorch sees no GPU; "
-             "`artesian train` has `--device`"},
+     .text = "where Python trains; absent: on the CPU, where PyTorch sees no GPU; `artesian train` "
+             "has `--device`"},
     {.path = "artesian.durable",
      .fallback = "false",
      .effect = NotSupported,
@@ -471,16 +472,15 @@ constexpr ConfigKey zero_rows[] = {
      .type = Choice,
      .fallback = "\"auto\"",
      .choices = "auto|fp32|fp16|bf16",
-     .text = "type in which layers compute; auto: that of the parameters where the device "
-             "multiplies in it natively (GPUs; bf16 on CPUs with AMX, or of AMD with "
-             "AVX512_BF16), or nothing is trained, else fp32"},
+     .text = "type in which layers compute; auto: the parameters' type if the device multiplies it "
+             "natively (GPUs; bf16 on CPUs with AMX, or of AMD with AVX512_BF16) or nothing is "
+             "trained, else fp32"},
     {.path = "artesian.determinism",
      .type = Choice,
      .fallback = "\"required\"",
      .choices = "required|preferred",
-     .text = "on a GPU: required: an operation of LibTorch that has no deterministic kernel is an "
-             "error; preferred: it runs, for a module of your own, and bits may differ between "
-             "runs, those of attention's backward too"},
+     .text = "on a GPU, an operation without a deterministic kernel; required: is an error; "
+             "preferred: runs, and bits may differ between runs"},
     {.path = "artesian.moments",
      .type = Choice,
      .fallback = "\"fp32\"",
@@ -497,24 +497,22 @@ constexpr ConfigKey zero_rows[] = {
      .type = Choice,
      .fallback = "\"off\"",
      .choices = "off|sqpoll|iopoll|both",
-     .text = "of io_uring: hand transfers over, or wait for them, without calls and interrupts, by "
-             "spinning on a core (docs/io.md); where refused, without it"},
+     .text = "of io_uring: spin on a core instead of system calls and interrupts (docs/io.md)"},
     {.path = "artesian.speculative_update",
      .type = Boolean,
      .fallback = "true",
-     .text = "update under backward what optimizer state on NVMe has room for a second time there, "
-             "and on a GPU what host memory has room for twice, and take it back where the norm "
-             "clips it or a gradient is not finite"},
+     .text = "update units under backward before the gradient norm is known, and roll them back if "
+             "the norm clips them or a gradient is not finite (docs/memory.md)"},
     {.path = "artesian.skipped_steps_max",
      .type = Integer,
      .fallback = "100",
-     .text = "steps skipped in a row, because of a loss or gradient that is not finite, that end "
+     .text = "so many steps in a row that are skipped because a loss or gradient is not finite end "
              "the run; 0: no limit"},
     {.path = "artesian.checkpoint_every",
      .type = Integer,
      .fallback = "0",
-     .text = "steps between two checkpoints of `artesian train --checkpoint-dir`; 0: at the end "
-             "alone"},
+     .text =
+         "steps between two checkpoints of `artesian train --checkpoint-dir`; 0: only at the end"},
 };
 
 }  // namespace

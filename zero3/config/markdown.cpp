@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "zero3/config/keys.h"
 
@@ -10,26 +13,24 @@ namespace {
 
 constexpr const char* introduction = R"(# Configuration keys
 
-Artesian reads a DeepSpeed JSON config as it is. This page is printed from the table that the reader
-itself uses (`zero3/config/keys*.cpp`), and a test compares the two. To print it again, run
-`ARTESIAN_WRITE_DOCS=1 build/tests/zero3_config_keys_test`.
+Artesian reads a DeepSpeed JSON config as it is. This page is printed from the reader's own table
+(`zero3/config/keys*.cpp`) by `ARTESIAN_WRITE_DOCS=1 build/tests/zero3_config_keys_test`, and a test
+compares the two.
 
-- **Effect.** Each section has a table of the keys that take effect. Below it are other names of
-  keys; keys that are not supported yet, with the values that are accepted all the same; and
-  keys that are accepted and have no effect here, which one note says. A feature that DeepSpeed
-  0.19.8 has removed is refused, and the message says that.
-- **Mistakes.** An unknown key is an error that suggests the nearest name. An error gives the
-  key's path, the value and what is allowed; at most 5 are printed at a time. A key that is
-  given twice, or under two names, is an error.
+- **Effect.** Each section has a table of the keys that take effect. Lists below it name keys that
+  are not supported, with the values that are accepted all the same, and keys that are accepted
+  without effect, which one note lists. A feature that DeepSpeed 0.19.8 has removed is refused.
+- **Mistakes.** An unknown key is an error that suggests the nearest name, and so is a key that is
+  given twice or under two names. An error gives the key's path, the value and what is allowed.
 - **Syntax.** Comments (`//`, `/* */`, `#`), trailing commas, a byte order mark, non-breaking
   spaces and `Infinity` for an endless count are accepted.
-- **Sizes** are elements, except for `aio.block_size` and the `artesian` section, which are
-  bytes. `1e9` is an integer. The `artesian` section also takes strings such as `"512MiB"`: K,
-  M, G and KiB, MiB, GiB are powers of 1024, KB, MB, GB of 1000. `aio` takes `"true"` and
-  `"false"` in quotes.
-- **`"auto"`** takes the value from the command line or the model where the table says so, and
-  is the default everywhere else. One note lists what each became. The command line must not
-  contradict the config.
+- **Sizes** are elements, except for `aio.block_size` and the `artesian` section, which are bytes:
+  numbers such as `1e9`, or strings such as `"512MiB"`. K, M, G, KiB, MiB and GiB are powers of
+  1024; KB, MB and GB are powers of 1000. `aio` takes `"true"` and `"false"` in quotes.
+- **`"auto"`** takes the value from the command line or the model where the table says so, and is
+  the default everywhere else. One note lists the values. The command line must not contradict
+  the config.
+- **`null`** as a default means that the key is absent.
 )";
 
 std::string section_of(std::string_view path) {
@@ -56,17 +57,51 @@ std::string code(std::string_view text) {
   return quoted.append(cell(text)).append("`");
 }
 
+/// "0 to 3", ">= 1", "> 0"; a limit that stands for "any count" is left out.
+std::string limits(const ConfigKey& key) {
+  constexpr double any_count = 2147483647.0;
+  if (key.high < any_count) return fmt::format("{} to {}", key.low, key.high);
+  return fmt::format("{} {}", key.low_excluded ? ">" : ">=", key.low);
+}
+
+/// What a key accepts, in fewer words than allowed_text() has for messages.
+std::string allowed_cell(const ConfigKey& key) {
+  switch (key.type) {
+    case KeyType::Boolean: return "boolean";
+    case KeyType::Integer:
+      return (key.multiple > 1 ? "multiple of " + std::to_string(key.multiple) + ", "
+                               : "integer ") +
+             limits(key);
+    case KeyType::Real: return "number " + limits(key);
+    case KeyType::PrintSteps: return "integer >= 1 or Infinity";
+    case KeyType::Size: return "size";
+    case KeyType::Text: return "string";
+    default: return cell(allowed_text(key));
+  }
+}
+
 std::string row(const ConfigKey& key) {
   std::string meaning(key.text);
   if (!key.automatic.empty()) meaning += "; \"auto\": " + std::string(key.automatic);
-  return "| " + code(key.path) + " | " + cell(allowed_text(key)) + " | " + code(key.fallback) +
-         " | " + cell(meaning) + " |\n";
+  return "| " + code(key.path) + " | " + allowed_cell(key) + " | " + code(key.fallback) + " | " +
+         cell(meaning) + " |\n";
 }
 
-/// True if the key has a row: it takes effect, or some of its words do.
+bool is_section(const ConfigKey& key) {
+  return key.type == KeyType::Section || key.type == KeyType::OpenSection;
+}
+
+/// True if the key has a row: it takes effect, or some of its words do. A section's text stands
+/// below its heading instead.
 bool has_row(const ConfigKey& key) {
-  return key.effect == KeyEffect::InEffect ||
+  return (key.effect == KeyEffect::InEffect && !is_section(key)) ||
          (key.effect == KeyEffect::NotSupported && key.type == KeyType::Choice);
+}
+
+/// True of "zero_optimization.stage3_x", which is another name of "zero_optimization.x".
+bool only_adds_stage3(const ConfigKey& key) {
+  const std::string_view name = key.path.substr(key.path.rfind('.') + 1);
+  return name.starts_with("stage3_") && key.detail.ends_with(name.substr(sizeof "stage3_" - 1));
 }
 
 /// What a key without a row is listed under.
@@ -76,7 +111,9 @@ std::string list_of(const ConfigKey& key) {
     case KeyEffect::NotSupported:
       if (key.detail.empty()) return "Not supported yet";
       return "Not supported yet, except " + choices_text(key.detail);
-    case KeyEffect::Alias: return "Other names";
+    case KeyEffect::Alias:
+      return only_adds_stage3(key) ? "Other names, each of the key without `stage3_`"
+                                   : "Other names";
     case KeyEffect::Forbidden: return "Refused (" + std::string(key.detail) + ")";
     case KeyEffect::InEffect: break;
   }
@@ -94,7 +131,9 @@ std::string lists(const std::string& section, KeyEffect effect) {
     if (line == found.end()) line = found.emplace(found.end(), name, "");
     if (!line->second.empty()) line->second += ", ";
     line->second += code(key.path);
-    if (effect == KeyEffect::Alias) line->second.append(" of ").append(code(key.detail));
+    if (effect == KeyEffect::Alias && !only_adds_stage3(key)) {
+      line->second.append(" of ").append(code(key.detail));
+    }
   }
   std::string text;
   for (const auto& [name, keys] : found) text += "- " + name + ": " + keys + "\n";
@@ -110,6 +149,15 @@ std::string table(const std::string& section) {
   return "| key | allowed | default | meaning |\n| --- | --- | --- | --- |\n" + rows;
 }
 
+/// A section's own text as a paragraph, if it takes effect.
+std::string about(const std::string& section) {
+  const ConfigKey* key = section.empty() ? nullptr : find_config_key(section);
+  if (key == nullptr || key->effect != KeyEffect::InEffect || key->text.empty()) return "";
+  std::string text(key->text);
+  text.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(text.front())));
+  return text + ".\n\n";
+}
+
 }  // namespace
 
 std::string config_keys_markdown() {
@@ -123,6 +171,7 @@ std::string config_keys_markdown() {
   std::string text = introduction;
   for (const std::string& section : order) {
     text += section.empty() ? "\n## Top level\n\n" : "\n## `" + section + "`\n\n";
+    text += about(section);
     const std::string rows = table(section);
     const std::string others =
         lists(section, KeyEffect::Alias) + lists(section, KeyEffect::NotSupported) +
