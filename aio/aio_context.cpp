@@ -196,7 +196,7 @@ void AioContext::wait(std::uint32_t count) noexcept {
   const long needed = std::clamp<long>(count, 1, std::max<long>(1, in_kernel()));
   const int got =
       io_getevents(context_, needed, static_cast<long>(events_.size()), events_.data(), nullptr);
-  if (got < 0) return;  // EINTR: the caller comes again
+  if (got < 0) return;  // EINTR: the caller calls again
   for (int index = 0; index < got; ++index) {
     const io_event& event = events_[static_cast<std::size_t>(index)];
     // The kernel's long, whatever the type of the field says.
@@ -210,7 +210,7 @@ void AioContext::wait(std::uint32_t count) noexcept {
 std::span<const Answer> AioContext::reap() noexcept {
   ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
   blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());
-  // Preparing what is to go on may end more, while the caller still looks at these.
+  // Preparing continued transfers may end others, while the caller still reads these answers.
   reaped_.clear();
   std::swap(answers_, reaped_);
   return reaped_;

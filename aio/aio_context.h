@@ -64,7 +64,7 @@ class AioContext {
   bool wake_armed_ = false;
   int wake_refused_ = 0;  // errno, since the last sleep
   std::uint32_t blocks_pending_ = 0;
-  std::uint32_t blocks_queued_ = 0;  // of them, prepared and not handed over
+  std::uint32_t blocks_queued_ = 0;  // blocks prepared and not yet handed over
   std::uint32_t refusals_ = 0;
   std::uint64_t submit_calls_ = 0;
   std::vector<iocb> controls_;  // the first is the eventfd's
@@ -72,7 +72,7 @@ class AioContext {
   std::vector<iocb*> queued_;  // prepared and not handed over, in order
   std::size_t queued_from_ = 0;
   std::vector<io_event> events_;
-  std::vector<Answer> answers_;  // of transfers that ended
+  std::vector<Answer> answers_;  // answers of finished transfers
   std::vector<Answer> reaped_;
 };
 

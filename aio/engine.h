@@ -100,19 +100,19 @@ class Completion {
   std::atomic<State> state_{State::Idle};
   // The rest belongs to the engine while in flight.
   Completion* next_ = nullptr;     // intrusive queue link
-  bool queued_ = false;            // in a priority queue: not all blocks were taken
+  bool queued_ = false;            // queued: some of its blocks are not taken yet
   bool cancelled_ = false;         // an early end was asked for
   bool failed_ = false;            // `error_` holds
   bool misaligned_ = false;        // for its direct file
   int descriptor_ = -1;            // past the page cache: from byte `direct_from_` to `direct_to_`
   int cached_descriptor_ = -1;     // for all other bytes
-  std::uint64_t alignment_ = 1;    // of the former
-  std::uint64_t direct_from_ = 0;  // of the request
+  std::uint64_t alignment_ = 1;    // the file's alignment
+  std::uint64_t direct_from_ = 0;  // offset within the request where direct I/O begins
   std::uint64_t direct_to_ = 0;
-  std::uint64_t bytes_taken_ = 0;  // by blocks handed to progress threads
+  std::uint64_t bytes_taken_ = 0;  // bytes of blocks handed to progress threads
   std::uint64_t bytes_done_ = 0;
   std::uint64_t blocks_left_ = 0;   // not yet taken
-  std::uint32_t blocks_taken_ = 0;  // and not yet finished
+  std::uint32_t blocks_taken_ = 0;  // blocks taken and not yet finished
   Error error_;                     // of the first block that failed; the file may be closed since
   std::uint64_t submitted_ns_ = 0;
   std::uint64_t finished_ns_ = 0;
@@ -125,15 +125,15 @@ struct EngineOptions {
                                        // at most 32 in all
   bool single_submit = false;          // one system call per block
   bool overlap_events = true;          // refill while reaping; else fill, drain, fill
-  double stop_seconds = 60;            // the destructor waits so long for what is in flight
-  Polling polling = Polling::None;     // where refused: without, with one line of log
+  double stop_seconds = 60;            // how long the destructor waits for what is in flight
+  Polling polling = Polling::None;     // if the kernel refuses it: none, with one line of log
 };
 
 /// Counters since creation. Latency is of blocks, from hand-over to the kernel until reaped.
 struct EngineStatistics {
   std::uint64_t submit_calls = 0;  // system calls that handed over work
   std::uint64_t blocks = 0;
-  std::uint64_t blocks_registered = 0;  // of them, in memory registered with the kernel
+  std::uint64_t blocks_registered = 0;  // blocks in memory registered with the kernel
   std::uint64_t blocks_of_registered_files = 0;
   std::uint64_t blocks_direct = 0;         // past the page cache
   std::uint64_t blocks_misaligned = 0;     // through it, though their file is direct
@@ -141,7 +141,7 @@ struct EngineStatistics {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t continued = 0;     // short transfers, EINTR, EAGAIN and EIO that were resubmitted
-  std::uint64_t read_retries = 0;  // of them, reads that had failed with EIO
+  std::uint64_t read_retries = 0;  // reads repeated after EIO
   std::uint64_t latency_us_p50 = 0;
   std::uint64_t latency_us_p95 = 0;
   std::uint64_t latency_us_p99 = 0;
@@ -167,7 +167,7 @@ class Engine {
   /// [Abandoned memory]). Its callback runs on the caller's thread. A call into the kernel that is
   /// stuck may look its file's descriptor up yet: keep the file open, for ever.
   virtual void abandon(Completion& completion) noexcept = 0;
-  /// Waits until nothing is in flight. Errors: Timeout, with the table of what is in the kernel.
+  /// Waits until nothing is in flight. Errors: Timeout, with a table of transfers in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
   /// the kernel counts it against the memlock limit once for each ring, and rings for which that
@@ -176,7 +176,7 @@ class Engine {
   bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
   /// For the above: rings that can register memory, in the order in which they are to.
   virtual std::uint32_t rings() const noexcept { return 0; }
-  /// Registers with one of them alone; with no ranges, forgets what it had. Returns 0 or an errno.
+  /// Registers ranges with one ring; no ranges: unregisters all. Returns 0 or an errno.
   virtual int register_with_ring(std::uint32_t, std::span<const std::span<std::byte>>) noexcept {
     return 0;
   }
@@ -185,12 +185,12 @@ class Engine {
   /// The engine for transfers of the swap path with this number, whose completions it alone waits
   /// for. One that keeps paths apart (aio/path_engines.h) has one for each.
   virtual Engine& for_path(std::uint32_t) noexcept { return *this; }
-  /// Returns what is in effect of EngineOptions::polling. Completion may end at the first transfer,
-  /// as only that tells whether its disk can be asked.
+  /// Returns which part of EngineOptions::polling is in effect. Completion polling may end at the
+  /// first transfer, since only a transfer shows whether its disk can be polled.
   virtual Polling polling() const noexcept { return Polling::None; }
 };
 
-/// Limits of EngineOptions; make_engine refuses what is outside.
+/// Limits of EngineOptions; make_engine refuses values outside of them.
 inline constexpr std::uint64_t block_size_max = 1 << 30;
 inline constexpr std::uint32_t queue_depth_max = 4096;
 inline constexpr std::uint32_t threads_max = 64;
@@ -199,7 +199,7 @@ inline constexpr std::uint32_t threads_max = 64;
 const char* engine_kind_name(EngineKind kind) noexcept;
 /// "off", "sqpoll", "iopoll" or "both".
 const char* polling_name(Polling polling) noexcept;
-/// "off, sqpoll, iopoll or both": what is allowed, as messages say it.
+/// "off, sqpoll, iopoll or both": the allowed words, for messages.
 std::string polling_words();
 
 /// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).

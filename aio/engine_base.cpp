@@ -21,8 +21,8 @@
 namespace artesian::aio {
 namespace {
 
-constexpr std::uint64_t page_size = 4096;     // of the page cache
-constexpr double callbacks_seconds_max = 60;  // of an engine that ends
+constexpr std::uint64_t page_size = 4096;     // of the page cache, in bytes
+constexpr double callbacks_seconds_max = 60;  // when the engine ends
 
 thread_local bool on_progress_thread = false;
 
@@ -235,7 +235,7 @@ std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexc
   std::uint64_t count = 0;
   for (std::uint64_t begin = 0; begin != completion.request_.length;) {
     const std::uint64_t end = stretch_at(completion, begin).end;
-    ARTESIAN_CHECK(end > begin, begin, end);  // else this never ends
+    ARTESIAN_CHECK(end > begin, begin, end);  // otherwise this loop would not end
     count += round_up(end - begin, options_.block_size) / options_.block_size;
     begin = end;
   }
@@ -349,7 +349,7 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
   if (faults_ != nullptr) result = faults_->answer(block, result);
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
   ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());
-  // A direct transfer can go on only at an alignment boundary. What it moved beyond is moved again.
+  // A direct transfer continues only at an alignment boundary; bytes beyond it are moved again.
   const std::uint64_t kept = moved == block.rest() ? moved : round_down(moved, block.alignment);
   block.done += kept;
   if (block.rest() == 0) return Verdict::Done;
@@ -418,7 +418,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion, now_ns);
 }
 
-/// Keeps the first failure of a request. That of a write poisons the file.
+/// Keeps a request's first failure. A failed write poisons the file.
 void EngineBase::fail(Completion& completion, Error error) noexcept {
   if (error.code != ErrorCode::Cancelled && !reads(completion.request_)) {
     completion.request_.file->poison_with(error);
@@ -530,10 +530,10 @@ bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noex
 Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcept {
   if (completion.ready()) return {};
   Lock locked = lock();
-  // Looked at once: with a callback it becomes ready without the lock, between two looks too.
+  // Read once: a completion with a callback becomes ready without the lock.
   const auto state = completion.state_.load(std::memory_order_acquire);
   if (state == Completion::State::Ready) return {};
-  ARTESIAN_CHECK(state == Completion::State::InFlight);  // else nobody will ever finish it
+  ARTESIAN_CHECK(state == Completion::State::InFlight);  // otherwise it would never finish
   Waiter waiter{.completion = &completion};
   if (sleep_until(locked, waiter, deadline)) return {};
   Error error = make_error(ErrorCode::Timeout, "a transfer is not finished by its deadline; " +
@@ -586,7 +586,7 @@ void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
   ARTESIAN_CHECK(owns(lock) && completion.in_flight());
   completion.cancelled_ = true;
   const bool queued = drop_queued(lock, completion);
-  if (!queued && completion.blocks_taken_ == 0) return;  // ended already; its callback comes
+  if (!queued && completion.blocks_taken_ == 0) return;  // it has ended; its callback follows
   std::uint32_t cut = 0;
   for (Block* block = in_kernel_; block != nullptr; block = block->next) {
     if (block->completion != &completion) continue;
@@ -642,7 +642,7 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
   return text;
 }
 
-/// Ends what is in flight by the deadline of stop(), and lets nothing more in.
+/// Abandons what is in flight at stop()'s deadline, and accepts nothing more.
 void EngineBase::cut_off_all(const Lock& lock) noexcept {
   for (const List& queue : queues_) {
     while (queue.head != nullptr) cut_off(lock, *queue.head);

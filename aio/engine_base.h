@@ -46,9 +46,9 @@ namespace artesian::aio {
 /// One transfer on its way: a piece of a request of at most `block_size` bytes.
 struct Block {
   Completion* completion = nullptr;  // null once abandoned; under the engine's mutex
-  Request origin;                    // what it is a piece of
-  int descriptor = -1;               // to move through
-  std::uint64_t alignment = 1;       // where a transfer can be continued
+  Request origin;                    // the request that this block is a piece of
+  int descriptor = -1;               // descriptor for the transfer
+  std::uint64_t alignment = 1;       // offsets at which a short transfer can be continued
   std::byte* memory = nullptr;
   std::uint64_t offset = 0;  // into the file
   std::uint64_t length = 0;
@@ -56,11 +56,11 @@ struct Block {
   std::uint64_t taken_ns = 0;
   std::uint32_t refusals = 0;      // EINTR and EAGAIN in a row
   std::uint32_t continued = 0;     // times handed over again
-  std::uint32_t read_retries = 0;  // of them, after EIO
+  std::uint32_t read_retries = 0;  // reads repeated after EIO
   bool retried_here = false;       // after EIO at offset + done
   bool registered = false;         // moved through registered memory
   bool file_registered = false;
-  std::int16_t file_slot = -1;  // of aio/file_slots.h
+  std::int16_t file_slot = -1;  // slot of aio/file_slots.h
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
@@ -95,11 +95,11 @@ class EngineBase : public Engine {
   Result<void> drain(Deadline deadline) noexcept final;
   EngineStatistics statistics() const noexcept final;
   EngineKind kind() const noexcept final { return kind_; }
-  /// Waits until nothing is in flight, at most `stop_seconds`; abandons what then still is. From
-  /// then on progress threads are to end, and what is submitted, by the last callbacks, ends as
-  /// Cancelled. Returns whether they can: nothing is in the kernel.
+  /// Waits at most `stop_seconds` until nothing is in flight, then abandons the rest. Afterwards
+  /// progress threads must end, and requests that the last callbacks submit end as Cancelled.
+  /// Returns whether the threads can end: nothing is in the kernel.
   bool stop() noexcept;
-  /// The engine is kept for ever: nobody will join its threads.
+  /// The engine is never destroyed: its threads will not be joined.
   virtual void detach_threads() noexcept {}
 
  protected:
@@ -168,7 +168,7 @@ class EngineBase : public Engine {
 
   /// A part of a request that goes one way: see Note [Ends].
   struct Stretch {
-    std::uint64_t end = 0;  // in bytes from the request's beginning
+    std::uint64_t end = 0;  // end in bytes, from the request's beginning
     int descriptor = -1;
     std::uint64_t alignment = 1;
   };
@@ -199,13 +199,13 @@ class EngineBase : public Engine {
   FaultSeam* const faults_;              // null outside tests
   mutable std::mutex mutex_;
   // All below: under mutex_.
-  std::array<List, 4> queues_;     // by Priority
-  List ended_;                     // with callbacks still to run
+  std::array<List, 4> queues_;     // one for each Priority
+  List ended_;                     // completions whose callbacks are still to run
   std::uint64_t queued_ = 0;       // completions in queues_
-  std::uint64_t blocks_left_ = 0;  // of these
+  std::uint64_t blocks_left_ = 0;  // blocks left in the queues
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
-  std::uint64_t write_backs_in_kernel_ = 0;  // of them; see Note [Write cap]
+  std::uint64_t write_backs_in_kernel_ = 0;  // of these, write-backs; see Note [Write cap]
   Block* in_kernel_ = nullptr;               // the latest; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
   Waiter* waiters_ = nullptr;

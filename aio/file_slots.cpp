@@ -18,7 +18,7 @@ std::int16_t FileSlots::enter(io_uring& ring, int descriptor) noexcept {
     const Slot& slot = slots_[index];
     if (slot.pending != 0 && slot.descriptor != descriptor) continue;
     found = static_cast<std::int16_t>(index);
-    if (slot.pending != 0) break;  // else it is free, and a later one may be the file's
+    if (slot.pending != 0) break;  // otherwise the slot is free, and the file may be in a later one
   }
   if (found == none) return none;
   Slot& slot = slots_[static_cast<std::size_t>(found)];

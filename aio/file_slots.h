@@ -28,14 +28,14 @@ class FileSlots {
   /// From now on transfers go by their descriptors.
   void stop() noexcept { usable_ = false; }
 
-  /// Returns the slot that counts a transfer of this descriptor; `none` where there is no room.
+  /// Counts a transfer in its descriptor's slot, and returns the slot; `none` without room.
   std::int16_t enter(io_uring& ring, int descriptor) noexcept;
   /// True if the file of this slot stands in the table, at the slot's index.
   bool registered(std::int16_t slot) const noexcept {
     ARTESIAN_CHECK(slot >= none && slot < static_cast<std::int16_t>(slots_.size()), slot);
     return usable_ && slot != none && slots_[static_cast<std::size_t>(slot)].registered;
   }
-  /// A transfer that was counted there has come back.
+  /// Ends the count of a transfer in this slot: it has completed.
   void leave(io_uring& ring, std::int16_t slot) noexcept;
 
  private:

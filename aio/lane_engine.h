@@ -76,8 +76,8 @@ class LaneEngine final : public EngineBase {
     std::vector<Block*> done;
     FixedBuffers buffers;
     std::atomic<bool> asleep = false;
-    std::thread::id id;   // of its thread, set by that before anything is submitted
-    Ask ask = Ask::Open;  // this and `answer`: under the mutex
+    std::thread::id id;   // the lane's thread; it sets this before anything is submitted
+    Ask ask = Ask::Open;  // `ask` and `answer` are under the mutex
     int answer = 0;       // errno
     std::thread thread;
   };
@@ -170,7 +170,7 @@ void LaneEngine<Queue>::run(Lane& lane) noexcept {
   lane.id = std::this_thread::get_id();
   if (!open(lane)) return;
   while (fill(lane)) {
-    // Without overlap_events, what is in the kernel comes back whole before more is taken.
+    // Without overlap_events all transfers in the kernel complete before more are taken.
     lane.queue.wait(options_.overlap_events ? 1 : std::max(1u, lane.queue.blocks_pending()));
     reap(lane);
   }
@@ -185,7 +185,7 @@ bool LaneEngine<Queue>::open(Lane& lane) noexcept {
   return lane.answer == 0;
 }
 
-/// Takes and queues blocks. Returns whether the lane is to go on.
+/// Takes and queues blocks. Returns whether the lane should continue.
 template <typename Queue>
 bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
   while (true) {

@@ -53,7 +53,7 @@ class PathEngines final : public Engine {
   const std::vector<std::unique_ptr<Engine>> engines_;
 };
 
-/// The first of each path come first, so that what fits is shared between the paths.
+/// Registers the first ring of each path first, so that paths share limited space.
 int PathEngines::register_with_ring(std::uint32_t ring,
                                     std::span<const std::span<std::byte>> ranges) noexcept {
   for (std::uint32_t turn = 0;; ++turn) {

@@ -12,9 +12,9 @@
 
 namespace artesian::aio {
 
-/// `count` engines made by `make`, one for each path, in their order; the engine itself where it is
-/// one.
-/// Errors: those of `make`.
+/// Makes `count` engines, one for each path in order, joined as
+/// one; a single engine is returned as it is. Errors: those of
+/// `make`.
 Result<std::unique_ptr<Engine>> make_path_engines(
     std::uint32_t count, const std::function<Result<std::unique_ptr<Engine>>()>& make);
 

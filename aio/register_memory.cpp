@@ -14,7 +14,7 @@ bool Engine::register_memory(std::span<const std::span<std::byte>> ranges) noexc
   const std::uint32_t all = rings();
   std::uint32_t registered = 0;
   int refusal = 0;
-  // What they had before takes room, too.
+  // Unregisters first, since earlier registrations take space, too.
   for (std::uint32_t ring = 0; ring < all; ++ring) (void)register_with_ring(ring, {});
   while (registered < all && refusal == 0) {
     refusal = register_with_ring(registered, ranges);

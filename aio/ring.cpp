@@ -161,9 +161,9 @@ int Ring::register_buffers(const FixedBuffers& buffers) noexcept {
 
 io_uring_sqe& Ring::next_entry() noexcept {
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-  // SQPOLL's thread gives entries back a moment after what they asked for has been answered.
+  // SQPOLL's thread frees entries a moment after their answers.
   while (entry == nullptr && polls_submission(polling())) {
-    io_uring_submit(&ring_);  // what it has not seen it cannot give back
+    io_uring_submit(&ring_);  // it cannot free entries that it has not seen
     io_uring_sqring_wait(&ring_);
     entry = io_uring_get_sqe(&ring_);
   }
@@ -175,7 +175,7 @@ void Ring::arm_wake() noexcept {
   if (wake_armed_) return;
   io_uring_sqe& entry = next_entry();
   io_uring_prep_read(&entry, event_, &event_count_, sizeof event_count_, 0);
-  io_uring_sqe_set_data(&entry, this);  // this, as opposed to a block
+  io_uring_sqe_set_data(&entry, this);  // marks wake-ups, as opposed to blocks
   wake_armed_ = true;
 }
 
@@ -260,7 +260,7 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
   if (answer == -EINTR) return;
   if (polls_submission(polling())) {
     ARTESIAN_CHECK(answer != -EOWNERDEAD);  // the kernel's thread ends with the process alone
-    return;                                 // the caller comes again
+    return;                                 // the caller calls again
   }
   std::uint32_t queued = 0;
   visit_queue([&](void* data) { queued += data == this ? 0 : 1; });

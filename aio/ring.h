@@ -47,22 +47,22 @@ class Ring {
 
   /// No longer: see Note [Registered files] in aio/file_slots.h.
   void stop_registering_files() noexcept { files_.stop(); }
-  /// Returns what is in effect.
+  /// Returns which polling is in effect.
   Polling polling() const noexcept;
 
   /// Queues a transfer of `length` bytes from where the block stands.
   void prepare(Block& block, std::uint64_t length) noexcept;
-  /// Hands over what is queued, without waiting.
+  /// Submits what is queued, without waiting.
   void submit() noexcept;
-  /// Hands over what is queued; sleeps until `count` answers (wake-ups are some) are there.
+  /// Submits what is queued and sleeps until `count` answers, wake-ups included, have come.
   void wait(std::uint32_t count) noexcept;
-  /// Hands over what is queued and lets the kernel run what has ended, without waiting.
+  /// Submits what is queued and lets the kernel run completions, without waiting.
   void glance() noexcept;
   /// True if reap() would find some.
   bool has_answers() const noexcept {
     return !withdrawn_.empty() || io_uring_cq_ready(&ring_) != 0;
   }
-  /// Takes the answers that are there; the span is valid until the next call.
+  /// Takes the answers that have arrived; the span is valid until the next call.
   std::span<const Answer> reap() noexcept;
 
   /// Blocks prepared and not answered yet.
@@ -94,7 +94,7 @@ class Ring {
   bool wake_armed_ = false;
   bool wake_refused_ = false;  // since the last sleep
   std::uint32_t blocks_pending_ = 0;
-  std::uint32_t blocks_queued_ = 0;  // of them, prepared and perhaps not handed over
+  std::uint32_t blocks_queued_ = 0;  // blocks prepared and perhaps not yet submitted
   std::uint32_t refusals_ = 0;
   std::uint64_t submit_calls_ = 0;
   const FixedBuffers* buffers_ = nullptr;

@@ -58,7 +58,7 @@ class ThreadPool final : public EngineBase {
   std::thread caller_;
   std::condition_variable caller_woken_;
   std::vector<std::thread> workers_;
-  Idle* idle_ = nullptr;   // those that nobody has called; the last to fall asleep first
+  Idle* idle_ = nullptr;   // idle workers without a call; the last to fall asleep first
   bool draining_ = false;  // without overlap_events: no new blocks until all are back
 };
 
@@ -127,7 +127,7 @@ void ThreadPool::call_idle(const Lock& lock, std::uint64_t count) noexcept {
   }
 }
 
-/// Until somebody calls.
+/// Sleeps until called.
 void ThreadPool::sleep(Lock& lock) noexcept {
   ARTESIAN_CHECK(lock.owns_lock());
   Idle self;

@@ -15,7 +15,7 @@
 
 namespace artesian {
 
-/// Who lends memory and takes it back. Called from the thread on which the lease dies.
+/// Lends memory and takes it back. Called from the thread on which the lease is destroyed.
 class BufferOwner {
  public:
   virtual void give_back(std::byte* data, std::uint64_t size) noexcept = 0;
@@ -76,12 +76,12 @@ class BufferLease {
   BufferOwner* owner_ = nullptr;
 };
 
-/// Who may lend memory that nobody needs just now.
+/// Lends memory that it does not need at the moment.
 class BufferLender : public BufferOwner {
  public:
   /// True if `borrow` would give this much now.
   virtual bool may_lend(std::uint64_t bytes) const noexcept = 0;
-  /// At least `bytes`, of any content, aligned to 4096. Empty where there is none.
+  /// Lends at least `bytes`, uninitialised and aligned to 4096. Empty if there is none.
   virtual BufferLease borrow(std::uint64_t bytes) noexcept = 0;
 
  protected:

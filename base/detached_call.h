@@ -29,7 +29,7 @@ Error call_is_late(const std::string& what);
 template <typename T>
 class DetachedCall {
  public:
-  /// `call` owns what it uses. `what` says in an error what does not end. Errors: Exhausted.
+  /// `call` owns what it uses; `what` names it in the error. Errors: Exhausted.
   static Result<DetachedCall> start(const std::string& what,
                                     std::function<Result<T>()> call) noexcept {
     DetachedCall made;
@@ -37,8 +37,8 @@ class DetachedCall {
     made.state_->what = what;
     auto started = detail::start_detached([state = made.state_, call = std::move(call)]() mutable {
       auto outcome = call();
-      (void)outcome.has_value();  // nobody may be waiting any more
-      call = nullptr;             // what it owned is let go before anybody is told
+      (void)outcome.has_value();  // the waiter may have given up
+      call = nullptr;             // freed before the waiter learns of the end
       const std::lock_guard lock(state->mutex);
       state->outcome.emplace(std::move(outcome));
       state->woken.notify_all();
@@ -56,7 +56,7 @@ class DetachedCall {
     return detail::wait_until(lock, state_->woken, deadline,
                               [&] { return state_->outcome.has_value(); });
   }
-  /// Its result; once, and only when it is done. Errors: those of the call.
+  /// Takes the result; once, and only when it is done. Errors: those of the call.
   Result<T> take() noexcept {
     const std::lock_guard lock(state_->mutex);
     ARTESIAN_CHECK(state_->outcome.has_value());
@@ -64,7 +64,7 @@ class DetachedCall {
   }
   /// The error of a call that is not done in time.
   Error late() const { return detail::call_is_late(state_->what); }
-  /// The two above. Errors: those of the call; Timeout: it is still under way.
+  /// Waits and takes the result. Errors: those of the call; Timeout: it is still running.
   Result<T> wait(Deadline deadline) noexcept {
     if (!done_within(deadline)) return late();
     return take();

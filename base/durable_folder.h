@@ -47,8 +47,8 @@ class Folder {
   virtual Result<void> remove_folder(const std::string& name) noexcept = 0;  // must be empty
   virtual Result<void> sync() noexcept = 0;
   virtual Result<std::vector<std::string>> list() noexcept = 0;  // names, sorted
-  /// Looks at the name itself, and follows no link. Errors: Io, with ENOENT where there is no such
-  /// name.
+  /// Returns the status of the name itself; a link is not followed. Errors: Io, with ENOENT if the
+  /// name does not exist.
   virtual Result<FileStatus> status(const std::string& name) noexcept = 0;
   virtual Result<std::uint64_t> free_bytes() noexcept = 0;
 };
@@ -73,17 +73,17 @@ Result<void> rename_to_new(Folder& folder, const std::string& from, Folder& targ
 Result<void> write_durable_file(Folder& folder, const std::string& name,
                                 std::string_view text) noexcept;
 
-/// Replaces a small file so that there is always the old one or the new one, whole: by the
-/// temporary name, sync, rename, sync. Errors: Io, NoSpace; `temporary` is gone then, if it can be.
+/// Replaces a small file so that either the old or the new one exists, whole: writes a temporary
+/// name, syncs, renames, syncs. Errors: Io, NoSpace; `temporary` is then removed if possible.
 Result<void> replace_durable_file(Folder& folder, const std::string& name,
                                   const std::string& temporary, std::string_view text) noexcept;
 
-/// All of a file. Errors: Io; Corrupt, where it is longer than `size_max` or not a plain file.
+/// Reads a whole file. Errors: Io; Corrupt if it is longer than `size_max` or not a plain file.
 Result<std::string> read_whole_file(Folder& folder, const std::string& name,
                                     std::uint64_t size_max) noexcept;
 
-/// Removes a folder with all that is in it, `first` (if it is there) before the rest. What cannot
-/// be removed stays, and so does what holds it. Errors: the first one.
+/// Removes a folder with all its content, `first` (if it exists) before the rest. What cannot be
+/// removed remains, with the folders above it. Errors: the first one.
 Result<void> remove_folder_with_files(Folder& parent, const std::string& name,
                                       const std::string& first) noexcept;
 

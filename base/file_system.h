@@ -96,8 +96,8 @@ class FileSystem {
   virtual Result<std::vector<std::string>> list(const std::string& path) noexcept = 0;  // names
   virtual Result<std::uint64_t> free_bytes(const std::string& path) noexcept = 0;
   virtual bool exists(const std::string& path) noexcept = 0;
-  /// Returns the status of the name itself: a link is not followed. Asks the kernel, unless
-  /// overridden. Errors: Io (with ENOENT where there is no such name).
+  /// Returns the status of the name itself; a link is not followed. Asks the kernel, unless
+  /// overridden. Errors: Io (with ENOENT if the name does not exist).
   virtual Result<FileStatus> status(const std::string& path) noexcept;
   /// A folder by its descriptor (base/durable_folder.h). Asks the kernel, unless overridden.
   /// Errors: Io.

@@ -13,7 +13,7 @@ namespace artesian {
 std::string first_line_of(const std::string& path);
 /// Its number, if it starts with one.
 std::optional<std::int64_t> number_of(const std::string& path);
-/// Returns what follows `key` on the first line that starts with it, but for spaces and ':'.
+/// Returns the rest of the first line that starts with `key`, without leading spaces and ':'.
 std::string value_after(const std::string& path, const std::string& key);
 /// Names in the folder, sorted.
 std::vector<std::string> names_in(const std::string& folder);

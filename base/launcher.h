@@ -18,7 +18,7 @@
 namespace artesian {
 
 struct Launch {
-  std::string variable;  // that says so
+  std::string variable;  // name of the variable that says so
   std::uint64_t processes = 0;
 };
 
@@ -28,8 +28,8 @@ using Environment = std::function<const char*(const char* name)>;
 /// Returns what started several processes, or nothing. A value that is no number says nothing.
 std::optional<Launch> launched_together(const Environment& environment);
 
-/// `takes_group`: how several processes are told of each other, where they can be. Errors:
-/// Unsupported if this process is one of several.
+/// `takes_group`: how to join several processes, if that is possible here. Errors: Unsupported if
+/// this process is one of several.
 Result<void> check_one_process(const std::string& takes_group = {});
 
 }  // namespace artesian

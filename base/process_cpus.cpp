@@ -19,7 +19,7 @@ void note_process_cpus() noexcept {
 
 void use_process_cpus() noexcept {
   if (size == 0) return;
-  // Refused where a container has been given others since: then it stays where it is.
+  // Fails if a container was given other processors since: then the thread stays where it is.
   (void)syscall(SYS_sched_setaffinity, 0, static_cast<unsigned long>(size), cpus);
 }
 

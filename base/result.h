@@ -19,14 +19,14 @@ namespace artesian {
 enum class ErrorCode : std::uint8_t {
   Io,           // the device or the kernel failed a transfer or a call
   NoSpace,      // a disk or quota is full
-  Corrupt,      // bytes are not what was written: checksum, generation, format
+  Corrupt,      // bytes differ from those written: checksum, generation, format
   Invalid,      // what the user or a file gave is not allowed
   Exhausted,    // a budget or a limit is used up
   Cancelled,    // the asker withdrew the request
   Timeout,      // a deadline passed
-  Busy,         // somebody else holds the lock
+  Busy,         // another process or caller holds the lock
   Unsupported,  // known, but not available here or not yet
-  PeerLost,     // another rank is gone
+  PeerLost,     // another rank has ended
 };
 
 /// The code's name as written above. Never null.
@@ -39,7 +39,7 @@ std::string system_error_text(int number);
 struct Error {
   ErrorCode code = ErrorCode::Invalid;
   int system_error = 0;      // errno, or 0
-  std::string message = {};  // what was tried, got, allowed, and what to do; one line per fault
+  std::string message = {};  // what was tried, got, allowed, and what to do; a line for each fault
   std::string file = {};     // path concerned, or empty
   std::uint64_t offset = 0;  // bytes into `file`
   std::uint64_t length = 0;  // bytes; 0 = no range
@@ -50,7 +50,7 @@ struct Error {
   std::string to_string() const;
 };
 
-/// An Error with a code and a one-line message, remembering where it was made.
+/// Makes an Error with a code and a one-line message; remembers the source line of the call.
 inline Error make_error(ErrorCode code, std::string message, int system_error = 0,
                         const char* source_file = __builtin_FILE(),
                         int source_line = __builtin_LINE()) {

@@ -25,7 +25,7 @@ namespace {
 constexpr std::uint64_t assumed_alignment = 4096;
 constexpr std::uint64_t transfer_length_max = 1u << 30;  // the kernel moves at most 2 GiB a call
 
-/// Asks what alignment direct transfers on this open file need; 0 where they are not to be used.
+/// Asks for the alignment of direct transfers on this open file; 0 if they should not be used.
 std::uint64_t stated_alignment(int descriptor) noexcept {
 #ifdef STATX_DIOALIGN
   struct statx status {};
@@ -139,7 +139,7 @@ Result<int> SystemFile::buffered_descriptor() noexcept {
   if (!direct()) return descriptor_;
   const std::lock_guard lock(mutex_);
   if (buffered_descriptor_ < 0) {
-    // Not by its path, which may be gone, or another file's, by now.
+    // Not opened by path, which may be gone or lead to another file by now.
     const std::string own = fmt::format("/proc/self/fd/{}", descriptor_);
     const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
     const int opened = retry_interrupted([&] { return ::open(own.c_str(), access | O_CLOEXEC); });
@@ -199,7 +199,7 @@ Error SystemFile::no_space(std::uint64_t needed, std::uint64_t available) const 
 Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
   if (poison() != nullptr) return *poison();
   if (bytes == 0) return {};
-  // Asked for before the try: a failed fallocate keeps what it got, which would not be free then.
+  // Read before the try: a failed fallocate keeps what it got, which would not count as free.
   struct statvfs status {};
   const bool known = fstatvfs(descriptor_, &status) == 0;
   const std::uint64_t available = known ? status.f_bavail * status.f_frsize : 0;
@@ -208,7 +208,7 @@ Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
       retry_interrupted([&] { return fallocate(descriptor_, 0, 0, static_cast<off_t>(bytes)); });
   if (answer == 0) return {};
   if (errno == ENOSPC || errno == EDQUOT) {
-    // Gives back what it got; if that fails, the file is merely larger than it was.
+    // Releases what it got; if that fails, the file is merely larger than before.
     (void)!ftruncate(descriptor_, static_cast<off_t>(size_before));
     return no_space(bytes, available);
   }

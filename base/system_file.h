@@ -97,7 +97,7 @@ class SystemFile final : public File {
   const std::string path_;
   std::uint64_t direct_alignment_ = 0;  // 0 = buffered
   std::mutex mutex_;
-  int buffered_descriptor_ = -1;  // of a direct file, once asked for; under the mutex
+  int buffered_descriptor_ = -1;  // of a direct file, opened on demand; under the mutex
   bool locked_ = false;
 };
 

@@ -24,7 +24,7 @@ class Timeline {
            std::uint64_t bytes = 0);
   /// Adds a wait for this, unless it is too short to be seen.
   void add_wait(const char* what, std::uint64_t begin_ns, std::uint64_t end_ns);
-  /// An optimizer step: a lane of its own has them all. What is not finite is left out.
+  /// An optimizer step, drawn in a lane of its own. Values that are not finite are left out.
   struct Step {
     std::uint64_t number = 0;
     std::uint64_t micro_batches = 0;

@@ -45,26 +45,26 @@ class Group {
   std::uint32_t rank() const noexcept { return place_.rank; }
   std::uint32_t ranks() const noexcept { return place_.ranks; }
 
-  /// sent[k] goes to rank k, and received[k] becomes what it sends here; of this rank itself
-  /// nothing moves. Either may be empty. Memory is the host's. Errors: PeerLost (a rank is gone, or
-  /// does not answer within the deadline), Invalid (ranks do different things).
+  /// Sends sent[k] to rank k and fills received[k] with what rank k sends here; nothing is sent to
+  /// this rank itself. Either may be empty. All in host memory. Errors: PeerLost (a rank has ended
+  /// or missed the deadline), Invalid (ranks called different operations).
   Result<void> all_to_all(std::span<const std::span<const std::byte>> sent,
                           std::span<const std::span<std::byte>> received, const What& what);
-  /// `image` is as many equal shares as there are ranks; this rank's is there, the others come.
+  /// `image` has an equal share for each rank; this rank's share is sent, the others are filled in.
   Result<void> all_gather(std::span<std::byte> image, const What& what);
-  /// `bytes` becomes what it is on rank `root`.
+  /// Fills `bytes` on every rank with those of rank `root`.
   Result<void> broadcast(std::span<std::byte> bytes, std::uint32_t root, const What& what);
   /// For a few bytes: returns what every rank has given, in the order of the ranks; as many bytes
   /// on each.
   Result<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const What& what);
 
-  /// Brings all ranks to one outcome: it succeeds where all have; else each gets its own error, or,
-  /// where it has none, that of the first rank that has one, with its code. Errors also: the
-  /// group's.
+  /// Brings all ranks to one outcome: success if all succeeded; otherwise each rank gets its own
+  /// error, or, without one, that of the first rank that failed. Errors also: those of the
+  /// group.
   Result<void> agree(Result<void> own, const What& what);
 
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
-  /// Seconds so far in which this rank was in an operation.
+  /// Seconds that this rank has spent in operations so far.
   double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }
 
  protected:

@@ -49,7 +49,7 @@ Result<std::uint64_t> number(const Environment& environment, const char* name,
   return value;
 }
 
-/// The same, or what it is where the variable is missing.
+/// As number(), with a default if the variable is missing.
 Result<std::uint64_t> number_or(const Environment& environment, const char* name,
                                 std::uint64_t maximum, std::uint64_t otherwise) {
   if (environment(name) == nullptr) return otherwise;

@@ -17,8 +17,8 @@ namespace artesian::comm {
 
 struct Launch {
   Place place;
-  std::string address;          // of the machine where rank 0 is
-  std::uint16_t port = 0;       // where a store of PyTorch's listens
+  std::string address;          // address of the machine of rank 0
+  std::uint16_t port = 0;       // port of PyTorch's store there
   bool store_is_there = false;  // the launcher has started it; else rank 0 does
   std::uint32_t gpu = 0;        // of those that the process sees, the rank's own
   std::uint64_t attempt = 0;    // how often the launcher has started all ranks anew

@@ -10,7 +10,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// The target that this copy was compiled for: what dispatch really chose, not what it should.
+/// The target that this copy was compiled for: the one that dispatch really chose.
 const char* own_target_name() {
   return hwy::TargetName(HWY_TARGET);
 }

@@ -17,8 +17,8 @@ std::vector<std::string> supported_targets();
 /// The target that the next kernel call uses.
 const char* active_target_name() noexcept;
 
-/// All kernels use this target from now on; an empty name returns to the best one. For tests and
-/// benches. Errors: Invalid, naming what is supported. Thread: none may be inside a kernel.
+/// Makes all kernels use this target; an empty name restores the best one. For tests and
+/// benchmarks. Errors: Invalid, naming the supported ones. Thread: no kernel may be running.
 Result<void> force_target(std::string_view name);
 
 }  // namespace artesian::kernels

@@ -20,7 +20,7 @@ struct Exponential {
                                            4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 };
 
-/// The naive version, and that of single values.
+/// The naive version, also used for single values.
 inline float exponential(float x) noexcept {
   using E = Exponential;
   if (std::isnan(x)) return x;

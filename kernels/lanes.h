@@ -5,7 +5,7 @@
 
 namespace artesian::kernels {
 
-constexpr int lane_threads = 32;  // of which each has `lanes` / 32 lanes that lie side by side
+constexpr int lane_threads = 32;  // each has `lanes` / 32 adjacent lanes
 
 /// The sum of one thread's lanes; they are used up.
 template <int count>

@@ -18,7 +18,7 @@ struct RmsNormRows {
   float epsilon = 0.0f;     // > 0
 };
 
-/// Names what goes in and comes out of the backward pass.
+/// Inputs and outputs of the backward pass.
 struct RmsNormGradient {
   const float* inverses = nullptr;  // [rows], of rms_norm()
   const void* outer = nullptr;      // [rows, width], of the rows' dtype: the output's gradient

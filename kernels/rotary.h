@@ -17,9 +17,9 @@ struct RotaryRows {
   DType dtype = DType::Float32;
   std::uint64_t rows = 0;
   std::uint64_t stride = 0;       // elements of a row, at least heads * width
-  std::uint64_t heads = 0;        // from the row's begin on; what follows is copied
-  std::uint64_t width = 0;        // of a head; even
-  std::uint64_t position = 0;     // of the first row; that of each next one is one more
+  std::uint64_t heads = 0;        // number of heads from the row's beginning; the rest is copied
+  std::uint64_t width = 0;        // elements of a head; even
+  std::uint64_t position = 0;     // position of the first row; each following row has the next one
   std::uint64_t length = 0;       // after which positions begin at 0 again
   const void* cosines = nullptr;  // [length, width / 2], of the same dtype
   const void* sines = nullptr;    // likewise

@@ -25,7 +25,7 @@ namespace artesian::kernels {
 /// One weight and the second moment beside it, as they are stored.
 struct SplitMaster {
   std::uint16_t high = 0;   // bf16: the parameter
-  std::uint16_t low = 0;    // of the weight's pattern
+  std::uint16_t low = 0;    // low half of the weight's pattern
   float exp_avg_sq = 0.0f;  // negative: a tie that was rounded down
 };
 

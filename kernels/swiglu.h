@@ -18,7 +18,7 @@ struct GatedRows {
   std::uint64_t stride = 0;  // elements from a row of gate to the next, and of up; >= width
 };
 
-/// Names what goes in and comes out of the backward pass; all of the rows' dtype.
+/// Inputs and outputs of the backward pass, all of the rows' dtype.
 struct SwigluGradient {
   const void* outer = nullptr;  // [rows, width], contiguous: the product's gradient
   void* gate = nullptr;         // [rows, width], with the stride of the rows; out

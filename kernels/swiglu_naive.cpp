@@ -6,7 +6,7 @@
 namespace artesian::kernels {
 namespace {
 
-/// Calls body(index in gate and up, index in what is contiguous) for each element.
+/// Calls body(index in gate and up, index in contiguous arrays) for each element.
 template <typename Body>
 void for_each(const GatedRows& all, const Body& body) {
   for (std::uint64_t row = 0; row < all.rows; ++row) {

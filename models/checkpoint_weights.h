@@ -41,8 +41,8 @@ class CheckpointWeights final : public zero3::WeightSource {
       : files_(std::move(files)), sources_(std::move(sources)) {}
 
   struct Matched {
-    std::vector<Source> sources;  // by parameter
-    Source second{0, nullptr};    // of a tied weight that is there under both names: the head
+    std::vector<Source> sources;  // one for each parameter
+    Source second{0, nullptr};    // of a tied weight stored under both names: the head's
     std::uint32_t embedding = 0;  // the parameter that `second` must equal
   };
   static Result<Matched> match(const std::vector<SafetensorsFile>& files, const ModelConfig& config,
@@ -50,7 +50,7 @@ class CheckpointWeights final : public zero3::WeightSource {
   Result<void> check_tied(const Matched& matched, const std::string& directory);
 
   std::vector<SafetensorsFile> files_;
-  std::vector<Source> sources_;  // by parameter
+  std::vector<Source> sources_;  // one for each parameter
 };
 
 }  // namespace artesian::models

@@ -28,7 +28,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::uint64_t data_alignment = 64;  // of the first data byte, by spaces after the header
 constexpr std::uint64_t small_file_size_max = 256u << 20;
 constexpr std::uint64_t block_size = 16 << 10;    // at most: what a file takes is a multiple
-constexpr std::uint64_t folder_size = 128 << 10;  // at most, of the folder itself
+constexpr std::uint64_t folder_size = 128 << 10;  // the most that the folder itself takes
 constexpr const char* config_name = "config.json";
 constexpr std::array<const char*, 9> tokenizer_files{
     "tokenizer.json",    "tokenizer_config.json",   "vocab.json",

@@ -41,7 +41,7 @@ Result<std::vector<ModelFile>> read_model_files(const std::string& directory);
 struct CheckpointWriterOptions {
   std::string target;            // the folder to make; must not exist, its parent must
   std::vector<ModelFile> files;  // written beside the weights, config.json with their dtype
-  DType dtype = DType::Float32;  // of all tensors
+  DType dtype = DType::Float32;  // stored type of all tensors
   std::uint64_t shard_size_max = 5'000'000'000;  // bytes of data; a larger tensor has its own shard
 };
 
@@ -100,13 +100,13 @@ class CheckpointWriter {
   CheckpointWriterOptions options_;
   std::vector<TensorDeclaration> tensors_;
   std::vector<Shard> shards_;
-  std::string folder_;  // where it is written; empty before it exists and once it is renamed
+  std::string folder_;  // where it is written; empty before creation and after the rename
   bool unnamed_ = false;
   std::optional<OutputFile> small_;     // unnamed: the room of all but the shards
   std::optional<std::size_t> shard_;    // under way; none before the first byte
   std::size_t tensor_ = 0;              // first incomplete
   std::uint64_t tensor_written_ = 0;    // bytes of it
-  std::vector<std::uint16_t> rounded_;  // of append_rounded
+  std::vector<std::uint16_t> rounded_;  // buffer of append_rounded
 };
 
 }  // namespace artesian::models

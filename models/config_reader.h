@@ -28,8 +28,8 @@ struct NumberRange {
 
 class ConfigReader {
  public:
-  /// `object` must be a JSON object and outlive the reader; `path` is how messages name the file,
-  /// and `prefix` comes before each key in them.
+  /// `object` must be a JSON object that outlives the reader; `path` names the file in messages,
+  /// and `prefix` precedes each key there.
   ConfigReader(const nlohmann::json& object, std::string path, std::string prefix = "");
 
   /// Each takes the value under the first name that is present, `absent` if none is. Names of one
@@ -67,13 +67,13 @@ class ConfigReader {
   /// Keys that have no effect on training this model; they are not noted.
   void ignore(std::initializer_list<std::string_view> names);
 
-  /// A key without effect beside one that has one; it is noted where it says anything else.
+  /// Accepts a key that has no effect while `other` decides; notes any value but this one.
   void ignore_beside(const char* name, const char* other, std::int64_t value_of_other);
 
   void add_fault(std::string_view key, std::string_view got, std::string_view allowed);
   void add_note(std::string text);
 
-  /// Notes so far, and one for the keys that nobody asked for.
+  /// Returns the notes so far, and one that lists the keys that were never read.
   std::vector<std::string> take_notes();
   /// Errors: Invalid, one line per fault, at most 5.
   Result<void> finish() const;

@@ -17,7 +17,7 @@ constexpr IntegerRange width_range{1, std::int64_t{1} << 24};
 constexpr IntegerRange vocabulary_range{1, std::int64_t{1} << 30};
 constexpr IntegerRange layer_range{1, 100000};
 
-/// Dropout comes later: valid probabilities under these keys are set to 0, with one note.
+/// Dropout is not implemented: valid probabilities under these keys are set to 0, with one note.
 void read_dropout(ConfigReader& reader, std::initializer_list<const char*> names, double absent);
 
 /// Keys of every model that would change results but are not implemented, and those that change

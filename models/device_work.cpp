@@ -21,7 +21,7 @@ constexpr double attention_backward = 3.0;
 constexpr double norm_backward = 3.0;
 constexpr double product_backward = 2.0;
 
-constexpr double norms = 2.0;  // of a block
+constexpr double norms = 2.0;  // in a block
 constexpr double sums = 2.0;  // of its input and what it adds to that; backward, of their gradients
 
 Passes passes(const Gpt2Config& gpt2) {

@@ -13,8 +13,8 @@ namespace artesian::models {
 struct StageWork {
   double products = 0.0;   // floating-point operations of a token
   double attention = 0.0;  // the same, of causal attention: half of what all pairs would take
-  double bytes = 0.0;      // of a token: what the other operators read and write
-  double launches = 0.0;   // of a micro-batch
+  double bytes = 0.0;      // bytes that other operators read and write for a token
+  double launches = 0.0;   // launches for a micro-batch
 };
 
 struct DeviceWork {

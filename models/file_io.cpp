@@ -14,7 +14,7 @@
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t buffer_bytes = 4 << 20;  // of a file that is written directly
+constexpr std::uint64_t buffer_bytes = 4 << 20;  // buffer of a file written directly
 constexpr std::uint64_t buffer_alignment = 4096;
 
 Error file_error(const char* what, const std::string& path, int system_error) {
@@ -127,7 +127,7 @@ Result<void> OutputFile::write(const std::byte* bytes, std::uint64_t length) noe
   return {};
 }
 
-/// Writes what was gathered.
+/// Writes the gathered bytes.
 Result<void> OutputFile::flush() noexcept {
   if (buffered_ == 0) return {};
   if (buffered_ % buffer_alignment != 0) static_cast<void>(set_direct(false));  // the last bytes

@@ -66,11 +66,11 @@ class OutputFile {
   const std::string& path() const noexcept { return path_; }
   std::uint64_t size() const noexcept { return size_ + buffered_; }
 
-  /// Takes the room of so many bytes from the disk, for append(). Errors: NoSpace, Io; Unsupported,
-  /// where the file system cannot promise room.
+  /// Reserves disk space of `length` bytes for append(). Errors: NoSpace, Io; Unsupported if the
+  /// file system cannot promise room.
   Result<void> reserve(std::uint64_t length) noexcept;
-  /// From here on bytes are gathered and written past the page cache, where the file system can:
-  /// faster where they are many, and without taking other programs' memory. Not after append().
+  /// Gathers bytes from here on and writes them past the page cache if the file system can: faster
+  /// for many bytes, and without taking memory from other programs. Not after append().
   void write_directly() noexcept;
   /// Appends all bytes. Errors: NoSpace, Io, also of bytes that were appended before.
   Result<void> append(const void* source, std::uint64_t length) noexcept;
@@ -92,7 +92,7 @@ class OutputFile {
   std::string path_;
   Descriptor descriptor_;
   std::uint64_t size_ = 0;                        // bytes that are written
-  std::unique_ptr<std::byte, Unaligned> buffer_;  // null: bytes are written as they come
+  std::unique_ptr<std::byte, Unaligned> buffer_;  // null: bytes are written without gathering
   std::uint64_t buffered_ = 0;                    // bytes in it
   bool direct_ = false;                           // past the page cache, as long as that works
 };

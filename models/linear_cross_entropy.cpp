@@ -72,7 +72,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     } else {
       logits = at::mm(input, weight.t());
     }
-    // The loss scale comes in before the gradient is rounded, or small ones would vanish.
+    // Multiplies by the loss scale before rounding, or small gradients would vanish.
     const at::Tensor losses =
         logits_to_gradient(logits, targets, loss_multiplier / static_cast<double>(logits.size(0)));
     context->save_for_backward({input, weight, logits});
@@ -87,7 +87,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];
     const at::Tensor& difference = saved[2];
-    // 1, unless the loss is multiplied by something else than was said; the small factors take it.
+    // 1, unless the loss was multiplied by another factor than announced; small factors absorb it.
     const at::Tensor ratio = gradients[0].div(context->saved_data["multiplier"].toDouble());
     at::Tensor input_gradient;
     if (input.scalar_type() == at::kFloat) {

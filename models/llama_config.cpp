@@ -60,7 +60,7 @@ void read_heads(ConfigReader& reader, LlamaConfig& config) {
     reader.add_fault("num_key_value_heads", std::to_string(config.key_value_heads),
                      fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
   }
-  // Where hidden_size is no multiple, that is the fault to tell, and not what follows from it.
+  // If hidden_size is no multiple, report only that fault, not its consequences.
   const std::int64_t share = config.hidden % config.heads == 0 ? config.hidden / config.heads : 2;
   const bool own = !reader.has("head_dim") && config.head != 0;
   config.head = reader.integer_or_null("head_dim", width_range, own ? config.head : share);

@@ -29,8 +29,8 @@ struct LlamaConfig {
   double initializer_range = 0.02;
   std::optional<std::int64_t> padding;  // the token whose row starts at 0 and is not looked up
   bool tie_word_embeddings = false;
-  bool attention_bias = false;  // of queries, keys and values
-  bool output_bias = false;     // of what attention hands on
+  bool attention_bias = false;  // biases of queries, keys and values
+  bool output_bias = false;     // bias of attention's output
   bool mlp_bias = false;
   bool head_norms = false;  // RMSNorm of each head's queries and keys, before they are turned
   bool packed = false;      // queries, keys and values are one matrix, and so are gate and up

@@ -137,7 +137,7 @@ std::string_view parameter_name(const ModelConfig& config, std::string_view save
 }
 
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name) {
-  if (parameter_name == head_name) return std::string(parameter_name);  // it gets no prefix
+  if (parameter_name == head_name) return std::string(parameter_name);  // the head gets no prefix
   return std::string(body_prefix(config)) + std::string(parameter_name);
 }
 

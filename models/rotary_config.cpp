@@ -13,7 +13,7 @@ constexpr NumberRange theta_range{1.0, 1e15};
 constexpr NumberRange factor_range{1.0, 1e9};
 constexpr NumberRange small_range{0.0, 1e6};
 constexpr NumberRange divisor_range{1e-6, 1e6};
-constexpr std::int64_t phi3_original_positions = 4096;          // where config.json does not say
+constexpr std::int64_t phi3_original_positions = 4096;          // if config.json does not say
 constexpr IntegerRange original_range{2, width_range.maximum};  // its logarithm divides
 
 struct ScalingName {

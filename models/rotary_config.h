@@ -27,7 +27,7 @@ struct RotaryConfig {
   bool truncate = true;
   std::vector<double> short_factor =
       {};                                // longrope, head / 2 each: up to original_positions tokens
-  std::vector<double> long_factor = {};  // and beyond
+  std::vector<double> long_factor = {};  // factors for longer sequences
 
   /// The longest sequence: max_position_embeddings, or what the scaling stretches the original to.
   std::int64_t longest() const;

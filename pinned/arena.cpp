@@ -82,7 +82,7 @@ std::optional<std::uint64_t> Arena::highest_kept(std::uint64_t length) const noe
   const auto& runs = free_.runs();
   for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
     std::uint64_t end = std::min(run->offset + run->length, bytes_usable_);
-    std::uint64_t begin = end;  // what is between them is held
+    std::uint64_t begin = end;  // the range between them is held
     while (begin > run->offset && end - begin < length) {
       const std::uint64_t granule = (begin - 1) / granule_size;
       begin = std::max(run->offset, granule * granule_size);
@@ -108,7 +108,7 @@ std::uint64_t Arena::give_back(void* data) noexcept {
   const auto offset = static_cast<std::uint64_t>(static_cast<std::byte*>(data) - base_);
   const std::lock_guard lock(mutex_);
   const auto found = lengths_.find(offset);
-  ARTESIAN_CHECK(found != lengths_.end(), data, offset);  // else given back twice, or never taken
+  ARTESIAN_CHECK(found != lengths_.end(), data, offset);  // else it was freed twice, or never taken
   const std::uint64_t length = found->second;
   lengths_.erase(found);
   free_.give(offset, length);

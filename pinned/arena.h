@@ -33,9 +33,9 @@ namespace artesian::pinned {
 struct ArenaStatistics {
   std::uint64_t bytes_in_use = 0;
   std::uint64_t bytes_in_use_peak = 0;
-  std::uint64_t bytes_held = 0;        // of memory: in use or kept, in whole granules
+  std::uint64_t bytes_held = 0;        // memory in use or kept, in whole granules
   std::uint64_t bytes_held_bound = 0;  // the most granules that were in use at once
-  std::uint64_t bytes_returned = 0;    // to the kernel, in all
+  std::uint64_t bytes_returned = 0;    // bytes returned to the kernel so far
 };
 
 /// Thread-safe.
@@ -54,8 +54,8 @@ class Arena {
   /// At least `bytes` (rounded up to 4096), aligned to 4096, of any content. Empty where no free
   /// run is that long, or the kernel gives no more.
   std::span<std::byte> take(std::uint64_t bytes) noexcept;
-  /// The same of memory that is held but not in use, at the highest such place: so for a time,
-  /// without taking memory from the kernel now, and out of the way of what comes next.
+  /// Takes memory that is held but not in use, at the highest such place: for short use, without
+  /// taking memory from the kernel now, and away from later allocations.
   std::span<std::byte> take_kept(std::uint64_t bytes) noexcept;
   /// Takes back what one of them gave, by its address. Returns its size. Checks that it was given.
   std::uint64_t give_back(void* data) noexcept;
@@ -80,7 +80,7 @@ class Arena {
   void return_what_is_over() noexcept;
 
   struct Granule {
-    std::uint16_t pieces = 0;  // that lie on it, wholly or in part
+    std::uint16_t pieces = 0;  // pieces that lie on it, wholly or in part
     bool held = false;
   };
 
@@ -88,9 +88,9 @@ class Arena {
   const std::uint64_t bytes_;
   mutable std::mutex mutex_;
   FreeList free_;                                             // this and what follows: under mutex_
-  std::unordered_map<std::uint64_t, std::uint64_t> lengths_;  // of pieces in use, by offset
+  std::unordered_map<std::uint64_t, std::uint64_t> lengths_;  // lengths of pieces in use, by offset
   std::vector<Granule> granules_;
-  std::uint64_t bytes_usable_ = 0;  // from the start
+  std::uint64_t bytes_usable_ = 0;  // usable bytes from the start of the range
   std::uint64_t granules_in_use_ = 0;
   std::uint64_t granules_in_use_peak_ = 0;
   std::uint64_t granules_held_ = 0;

@@ -76,7 +76,7 @@ void FreeList::give(std::uint64_t offset, std::uint64_t length) noexcept {
   if (has_previous) {
     const auto previous = std::prev(next);
     const std::uint64_t end = previous->offset + previous->length;
-    ARTESIAN_CHECK(end <= offset, end, offset, length);  // else given back twice
+    ARTESIAN_CHECK(end <= offset, end, offset, length);  // else it was freed twice
     if (end == offset) {
       previous->length += length + (joins_next ? next->length : 0);
       if (joins_next) runs_.erase(next);

@@ -27,7 +27,7 @@ bool off_in_process() noexcept {
 
 bool off_in_system(const std::string& root) {
   const std::string folder = root + "/sys/kernel/mm/transparent_hugepage/";
-  // Since Linux 6.8 each size has a switch of its own, which mostly follows that of all.
+  // Since Linux 6.8 each size has its own switch, which mostly inherits the general one.
   std::string mode = first_line_of(folder + "hugepages-2048kB/enabled");
   if (mode.empty() || mode.find("[inherit]") != std::string::npos) {
     mode = first_line_of(folder + "enabled");

@@ -23,13 +23,13 @@ HugePages huge_pages_allowed(const std::string& root = "");
 /// whether they were off and are on, as huge_pages_switched_on does from then on.
 bool allow_huge_pages() noexcept;
 bool huge_pages_switched_on() noexcept;
-/// The opposite, where it is meant: nobody is told of small pages then. Returns whether the kernel
-/// lets it.
+/// Forbids huge pages to this process on purpose: no warning about small pages follows. Returns
+/// whether the kernel allows it.
 bool forbid_huge_pages() noexcept;
 
 struct PageCount {
   std::uint64_t bytes_resident = 0;
-  std::uint64_t bytes_huge = 0;  // of them, on 2 MiB pages
+  std::uint64_t bytes_huge = 0;  // bytes of it on 2 MiB pages
 };
 /// Counts the pages of the range, as it is now. No other mapping may adjoin it that asks for such
 /// pages as well: the kernel merges them, and counts for both. Walks the page tables of the process

@@ -62,8 +62,8 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
   }
   MemoryRange range(data, bytes, kept_bytes);
   (void)mprotect(data + kept_bytes, guard_bytes, PROT_NONE);
-  (void)madvise(data, kept_bytes, MADV_HUGEPAGE);  // what comes of it is counted
-  // A forked child (a data loader, say) must neither copy nor write what is in flight here.
+  (void)madvise(data, kept_bytes, MADV_HUGEPAGE);  // the result is counted later
+  // A forked child (such as a data loader) must neither copy nor write memory in flight here.
   (void)madvise(data, kept_bytes, MADV_DONTFORK);
   return range;
 }
@@ -129,7 +129,7 @@ void MemoryRange::lock() noexcept {
   locked_ = mlock(data_, bytes_mapped_) == 0 || mlock(data_, bytes_) == 0;
   if (locked_) return count_huge_pages();
   const int system_error = errno;
-  // A refusal for lack of memory comes after part of the range was faulted in: give that back.
+  // If memory ran out, part of the range was already faulted in: unlock that.
   (void)munlock(data_, bytes_mapped_);
   (void)madvise(data_, bytes_mapped_, MADV_DONTNEED);
   warn_refused(system_error);
@@ -157,7 +157,7 @@ void MemoryRange::count_huge_pages() noexcept {
   const PageCount count = count_pages(data_, bytes_mapped_);
   bytes_huge_ = count.bytes_huge;
   const bool chance = most < told_from && huge_pages_allowed() == HugePages::Allowed;
-  // Under a sanitizer what is locked need not be there.
+  // Under a sanitizer locked memory need not be resident.
   if (!huge_pages() && !chance && count.bytes_resident >= most) warn_of_small_pages(count);
 }
 

@@ -24,7 +24,7 @@ class MemoryRange {
   /// Maps `bytes` (a multiple of 4096). Errors: Exhausted (no address range of that size).
   static Result<MemoryRange> map(std::uint64_t bytes, const std::string& name) noexcept;
 
-  /// A range that somebody else made, such as a device's memory; it is never touched here, and
+  /// Wraps a range that the caller owns, such as a device's memory; it is never touched here, and
   /// `release` is called in place of unmapping it.
   static MemoryRange borrow(std::byte* data, std::uint64_t bytes, std::function<void()> release);
 
@@ -34,18 +34,18 @@ class MemoryRange {
   MemoryRange& operator=(const MemoryRange&) = delete;
   ~MemoryRange();
 
-  /// Asks the kernel for memory of these nodes, only before first touch. No nodes: no call.
-  /// Errors: Unsupported (it refuses: the range lies wherever it puts it).
+  /// Asks the kernel for memory of these nodes; call it before first touch. Without nodes nothing
+  /// is done. Errors: Unsupported (the kernel refuses and chooses the place itself).
   Result<void> place(const NodePolicy& policy) noexcept;
-  /// Faults the whole range in and keeps it in memory. Where that is refused (the memlock limit,
-  /// too little memory), says so once in this process and leaves the range pageable.
+  /// Faults the whole range in and locks it. If that is refused (the memlock limit, too little
+  /// memory), logs it once in this process and leaves the range pageable.
   void lock() noexcept;
-  /// Faults the whole range in, with zeros, without locking it; not where that is more than there
-  /// is. Only before anything is stored in it.
+  /// Faults the whole range in, with zeros, without locking it; does nothing if less memory is
+  /// available. Call it before anything is stored.
   void fault_in() noexcept;
 
-  /// Gives the mapping up, so that nothing else comes to lie there: base/buffer.h, Note
-  /// [Abandoned memory].
+  /// Leaks the mapping, so that its addresses are never used again: base/buffer.h, Note [Abandoned
+  /// memory].
   void keep_for_ever() noexcept { data_ = nullptr; }
 
   std::byte* data() const noexcept { return data_; }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t number_max = 1 << 16;  // of a node or core; what is larger is no list
 
-/// The kernel's "0-3,8", ascending. What is no list is empty.
+/// Parses the kernel's "0-3,8", ascending. Invalid text gives an empty list.
 std::vector<std::uint32_t> numbers_of(std::string_view list) {
   std::vector<std::uint32_t> numbers;
   for (const std::string_view range : split(list, ',')) {

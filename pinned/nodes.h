@@ -24,13 +24,13 @@ namespace artesian::pinned {
 
 struct MachineNodes {
   std::vector<std::uint32_t> usable;    // ascending: with cores, and memory that we may take
-  std::vector<std::uint32_t> of_cores;  // those of them with a core that we may run on
-  bool policy_set = false;              // somebody has decided; asked only where there are several
+  std::vector<std::uint32_t> of_cores;  // nodes with a core that this process may use
+  bool policy_set = false;              // the user has set one; read only with several nodes
 };
 /// `root` is put before the paths of /proc and /sys, so that tests can show other machines.
 MachineNodes machine_nodes(const std::string& root = "");
 
-/// Who uses the memory, by the nodes that they hang on; where that is not known, they are left out.
+/// The nodes to which the memory's users are attached; users with an unknown node are left out.
 struct MemoryUsers {
   std::optional<std::uint32_t> gpu = {};
   std::vector<std::uint32_t> disks = {};
@@ -51,7 +51,7 @@ std::string describe(const NodePolicy& policy);
 
 /// The number in the file numa_node of a device's folder in /sys, unless it is -1.
 std::optional<std::uint32_t> node_of_device(const std::string& folder);
-/// That of the device at this address, "0000:41:00.0", in any case.
+/// Returns the node of the device at this PCI address, "0000:41:00.0", in any case.
 std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root = "");
 
 /// True if this thread's memory has a policy other than the default (numactl).

@@ -53,7 +53,7 @@ class Pool::Impl {
   MemoryRange range_;
   const std::string name_;
   mutable std::mutex mutex_;
-  FreeList free_;  // this and what follows: under mutex_
+  FreeList free_;  // the members from here on are under mutex_
   std::uint64_t bytes_abandoned_ = 0;
   std::uint64_t bytes_in_use_peak_ = 0;
 };

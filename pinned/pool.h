@@ -26,7 +26,7 @@ struct PoolOptions {
   std::uint64_t bytes = 0;  // size of the range
   Lock lock = Lock::Try;
   std::string name = "pool";  // for messages
-  NodePolicy nodes = {};      // where it is to lie: choose_nodes
+  NodePolicy nodes = {};      // nodes to place it on: choose_nodes
 };
 
 struct PoolStatistics {
@@ -37,23 +37,23 @@ struct PoolStatistics {
   bool locked = false;
   /// On 2 MiB pages, as counted when the range was locked or faulted in; 0 before.
   std::uint64_t bytes_on_huge_pages = 0;
-  bool huge_pages = false;  // at least three quarters of what can be are
-  NodePolicy nodes = {};    // none where there was no choice, or the kernel refused it
+  bool huge_pages = false;  // at least three quarters of the bytes that can be huge are
+  NodePolicy nodes = {};    // empty if there was no choice, or the kernel refused it
 };
 
 class Pool final : public BufferOwner {
  public:
   /// Errors: Exhausted (the address range or memory cannot be had), Invalid (0 bytes).
   static Result<std::unique_ptr<Pool>> create(const PoolOptions& options) noexcept;
-  /// Leases of memory that somebody else made, and that the pool never touches: a device's.
+  /// Makes a pool over memory that the caller owns, such as a device's, and never touches it.
   /// `range` is 4096-aligned in size; `release` is called at the end, unless leases were abandoned.
   static std::unique_ptr<Pool> over(std::span<std::byte> range, const std::string& name,
                                     std::function<void()> release);
   /// Checks that every lease came back, or was abandoned: then the range stays mapped for ever.
   ~Pool();
 
-  /// Takes the memory behind the range now instead of at first use, so that nothing can be short of
-  /// it later; does nothing where there is less than that. Only before the first lease.
+  /// Faults the range in now instead of at first use, so that memory cannot run short later; does
+  /// nothing if less is available. Call it before the first lease.
   void fault_in() noexcept;
 
   /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that

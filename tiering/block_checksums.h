@@ -22,11 +22,11 @@ namespace artesian::tiering {
 class BlockChecksums {
  public:
   enum class Finding : std::uint8_t { Match, Mismatch, NeverSealed };
-  enum class Generation : std::uint8_t { Current, Next };  // to compare with, and to seal
+  enum class Generation : std::uint8_t { Current, Next };  // for comparing, and for sealing
 
   static constexpr std::uint64_t piece_bytes = 32 << 10;
 
-  struct Owner {  // of the blocks
+  struct Owner {  // The owner of the blocks: part of each checksum's seed.
     std::uint64_t run_id = 0;
     std::uint32_t rank = 0;
     std::uint32_t shard = 0;
@@ -48,7 +48,7 @@ class BlockChecksums {
                     const std::byte* data, std::uint64_t length) const noexcept;
   void seal(std::uint64_t block, std::uint64_t sum) noexcept;
   Finding compare(std::uint64_t block, std::uint64_t sum) const noexcept;
-  /// Number of seals so far.
+  /// Returns how often the block has been sealed.
   std::uint64_t generation(std::uint64_t block) const noexcept;
   std::uint64_t blocks() const noexcept { return entries_.size(); }
 

@@ -27,7 +27,7 @@ namespace artesian::tiering {
 class Depot : private Pipeline<Depot> {
  public:
   struct Options {
-    std::uint64_t buffer_bytes = 0;  // at least the blocks of every shard on nvme
+    std::uint64_t buffer_bytes = 0;  // at least the largest block of any shard on nvme
     std::uint32_t buffer_count = 0;  // 0: no shard is on nvme
   };
   struct Stored {
@@ -40,17 +40,17 @@ class Depot : private Pipeline<Depot> {
                                                pinned::Pool& host, Device& device,
                                                Executor& executor);
 
-  /// Puts `source` into its shard, at most that long; on a separate device it is complete once
-  /// `written` has passed. Once the returned fence has passed, nothing reads it any more.
-  /// Errors: Io, NoSpace, Timeout, also of what was put before.
+  /// Puts `source` into its shard, which is at least as long; on a separate device `source` is
+  /// complete once `written` has passed, and unused once the returned fence has. Errors: Io,
+  /// NoSpace, Timeout, also of earlier puts.
   Result<DeviceFence> put(ShardId shard, std::span<const std::byte> source,
                           DeviceFence written) noexcept;
   /// All that was put will be taken in this order, of which some may be left out; begins to read.
   /// Errors: Io, NoSpace, Timeout.
   Result<void> expect(const std::vector<Stored>& order) noexcept;
-  /// Takes what was put into `target`, as long. On a separate device, that is written to once
-  /// `free` has passed, and complete once the returned fence has.
-  /// Errors: Io, Corrupt, Timeout, which name the shard.
+  /// Takes the shard's bytes into `target`. On a separate device, `target` is written to once
+  /// `free` has passed, and complete once the returned fence has. Errors: Io, Corrupt, Timeout,
+  /// which name the shard.
   Result<DeviceFence> take(ShardId shard, std::span<std::byte> target, DeviceFence free) noexcept;
   /// Nothing more will be taken. Errors: Io, Timeout.
   Result<void> forget() noexcept;
@@ -67,7 +67,7 @@ class Depot : private Pipeline<Depot> {
  private:
   friend Pipeline<Depot>;
   using Pipeline::finish;
-  friend Order;  // which this is the port of. A task is a block: of a shard, the one with that
+  friend Order;  // calls the port functions below; a task is one block of a shard
                  // index
   Depot(std::unique_ptr<StagingRing> ring, TierStore& store, Device& device, Executor& executor)
       : Pipeline(*ring, "kept inputs"),
@@ -96,11 +96,11 @@ class Depot : private Pipeline<Depot> {
   Device& device_;
   Executor& executor_;
   std::unique_ptr<StagingRing> ring_;
-  bool puts_ = true;                     // the pass: else it takes
-  std::span<const std::byte> source_{};  // of the shard that is being put
-  std::span<std::byte> target_{};        // of the one that is being taken
-  DeviceFence last_put_;                 // of homes in host memory: what was copied into them
-  DeviceFence last_taken_;               // and out of them
+  bool puts_ = true;                     // whether this pass puts; otherwise it takes
+  std::span<const std::byte> source_{};  // bytes of the shard being put
+  std::span<std::byte> target_{};        // bytes of the shard being taken
+  DeviceFence last_put_;                 // of host homes: the last copy into one
+  DeviceFence last_taken_;               // of host homes: the last copy out of one
   std::uint64_t bytes_put_ = 0;
   std::uint64_t bytes_taken_ = 0;
 };

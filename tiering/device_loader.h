@@ -39,7 +39,7 @@ struct DeviceLoad {
   // The loader's:
   std::uint64_t bytes_loaded = 0;  // copies of them have been enqueued
   std::optional<Error> failed;
-  DeviceFence loaded;  // of the last copy
+  DeviceFence loaded;  // fence of the last copy
 };
 
 class DeviceLoader : private Pipeline<DeviceLoader> {
@@ -47,7 +47,7 @@ class DeviceLoader : private Pipeline<DeviceLoader> {
   struct Options {
     std::uint64_t staging_bytes = 0;    // of one host buffer; a multiple of every shard's blocks
     std::uint32_t staging_count = 0;    // 0: nothing is loaded from nvme
-    std::uint64_t expansion_bytes = 0;  // of the device buffer; 0: nothing is expanded
+    std::uint64_t expansion_bytes = 0;  // size of the device buffer; 0: nothing is expanded
   };
   /// Takes its buffers from the two pools. All must outlive it. Errors: Exhausted.
   static Result<std::unique_ptr<DeviceLoader>> create(const Options& options, Device& device,
@@ -76,14 +76,14 @@ class DeviceLoader : private Pipeline<DeviceLoader> {
   Result<void> copy(const std::byte* source, DType stored, std::byte* target, DType computed,
                     std::uint64_t count) noexcept;
   Device& device() noexcept { return device_; }
-  /// Lists the host memory that what comes from nvme passes through.
+  /// Lists the host memory through which bytes from nvme pass.
   std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }
 
  private:
   class Turn;
   friend Pipeline<DeviceLoader>;
   using Pipeline::finish;
-  friend Order;  // which this is the port of. A task is a piece of a shard
+  friend Order;  // calls the port functions below; a task is a piece of a shard
   DeviceLoader(const Options& options, std::unique_ptr<StagingRing> ring, Device& device,
                TierStore& store, Executor& executor);
   static RingNeed need(const RingTask&) noexcept { return RingNeed::ToRead; }

@@ -36,7 +36,7 @@ class DeviceReader {
   Result<void> read_into(std::byte* target, Part part, DeviceFence written) noexcept;
   /// Lists the host memory that pieces arrive in.
   std::vector<std::span<std::byte>> buffers() const;
-  /// Seconds spent waiting for the device so far.
+  /// Returns the seconds spent waiting for the device so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
  private:

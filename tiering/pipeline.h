@@ -38,19 +38,19 @@ class Pipeline : public RingOrder<Port, StagingItem> {
   Pipeline& operator=(const Pipeline&) = delete;
 
   using Order::finish;
-  /// Reads may go to memory of this lender, too, which outlives the pipeline, or of nobody: null.
-  /// Items that are borrowed already go back by themselves: Note [Borrowed items].
+  /// Lets reads use memory of this lender, too, which must outlive the pipeline; null ends that.
+  /// Items that are already borrowed return by themselves: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
   /// Waits for whatever the ring has in flight. Errors: the first one's.
   Result<void> drain() noexcept { return ring_.finish(); }
-  /// Seconds spent waiting for items so far.
+  /// Returns the seconds spent waiting for items so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
 
  protected:
   using Item = StagingItem;
 
-  /// `waits_for`: what the timeline calls the waits; null: it is not told. The ring must outlive
-  /// the pipeline, and may be another's, too.
+  /// `waits_for`: the name of the waits in the timeline; null: they are not drawn. The ring must
+  /// outlive the pipeline, and may be shared with others.
   Pipeline(StagingRing& ring, const char* waits_for) noexcept
       : Order(static_cast<Port&>(*this)), ring_(ring), waits_for_(waits_for) {}
   ~Pipeline() = default;

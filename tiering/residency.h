@@ -81,9 +81,9 @@ class Residency final : public UnitSlots {
   void begin_refresh(std::uint32_t unit) noexcept;
   /// True between begin_refresh and end_refresh.
   bool refreshes(std::uint32_t unit) const noexcept;
-  /// True if a slot of the unit gets what it is refreshed with, or the home is the slot.
+  /// True if a refresh of the unit reaches its slot, or its home is the slot.
   bool follows(std::uint32_t unit) const noexcept;
-  /// A slot that was dropped when a part of it had been refreshed, and is there again, is loaded.
+  /// Ends a refresh. A slot that was evicted during the refresh and gathered again is loaded anew.
   /// Errors: Io, Corrupt, Timeout.
   Result<void> end_refresh(std::uint32_t unit) noexcept;
   /// After elements [first, first + count) of the image changed in the home to `fresh` (of the
@@ -96,9 +96,9 @@ class Residency final : public UnitSlots {
   Result<void> refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
                                std::uint64_t count, const std::byte* fresh) noexcept;
 
-  /// Seconds so far in which transfers were waited for: with a loader, in which it finished a load.
+  /// Returns the seconds spent waiting for transfers, or, with a loader, for loads to finish.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
-  /// Seconds so far in which the compute team verified, expanded or copied what had come.
+  /// Returns the seconds in which the thread pool verified, expanded or copied parameters.
   double cast_seconds() const noexcept { return static_cast<double>(cast_ns_) * 1e-9; }
   /// Bytes cast or copied into slots since creation (aliased: 0).
   std::uint64_t bytes_to_device() const noexcept {

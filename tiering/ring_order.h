@@ -63,7 +63,7 @@ struct RingTask {
   bool operator==(const RingTask&) const = default;
 };
 
-enum class RingNeed : std::uint8_t { Nothing, ToWrite, ToRead };  // to read, and maybe to write
+enum class RingNeed : std::uint8_t { Nothing, ToWrite, ToRead };  // what a task needs an item for
 
 template <typename Port, typename Item = typename Port::Item>
 class RingOrder {
@@ -84,13 +84,13 @@ class RingOrder {
   std::size_t end_of(std::uint32_t unit) const noexcept {
     return unit < unit_end_.size() ? unit_end_[unit] : 0;
   }
-  /// Goes on until all tasks before that place are done, and starts as many more reads as it can
-  /// without waiting. Errors: the port's.
+  /// Works until all tasks before `end` are done, and starts as many more reads as it can without
+  /// waiting. Errors: the port's.
   Result<void> advance_to(std::size_t end);
   /// The same for the tasks of a unit, and those before them.
   Result<void> advance_past(std::uint32_t unit) { return advance_to(end_of(unit)); }
-  /// Goes on with the tasks of a unit, and those before them, as far as their transfers are
-  /// complete. Returns whether they are done. Errors: the port's.
+  /// Works on the tasks of a unit, and those before them, as far as their transfers are complete.
+  /// Returns whether all are done. Errors: the port's.
   Result<bool> advance_within(std::uint32_t unit);
   /// True if that would do anything now.
   bool may_advance() const noexcept { return worthwhile() || may_read_on(); }
@@ -102,10 +102,10 @@ class RingOrder {
   }
   /// The rest of the pass. Errors: the port's.
   Result<void> finish() { return advance_to(places_.size()); }
-  /// Goes on until all reads have been started. Errors: the port's.
+  /// Works until all reads have been started. Errors: the port's.
   Result<void> start_all();
-  /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Returns
-  /// the tasks that were done. Errors: the port's.
+  /// Ends a pass early: waits for its reads and discards them. Returns the tasks that were done;
+  /// only for passes without work out of turn. Errors: the port's.
   Result<std::vector<RingTask>> abandon();
 
   /// Note [Open passes]. Adds tasks to the pass, or begins one. Errors: the port's.
@@ -115,17 +115,17 @@ class RingOrder {
     ARTESIAN_CHECK(under_way(), current_, places_.size());
     return places_[current_].task.unit;
   }
-  /// Works on whatever has come, in any order, and starts reads; waits for nothing. Errors: the
-  /// port's.
-  Result<void> advance_come();
-  /// Goes on by one task, of this unit if any of it is being read or an item can be had for it.
+  /// Works on all tasks whose reads are complete, in any order, and starts reads; does not wait.
   /// Errors: the port's.
+  Result<void> advance_come();
+  /// Does one task, of this unit if it is being read or an item is free for it. Errors: the
+  /// port's.
   Result<void> demand(std::uint32_t unit);
-  /// Cancels a unit's tasks, after waiting for what is read of them. Errors: of what is still in
-  /// flight then; ask again.
+  /// Cancels a unit's tasks, after waiting for their reads. Errors: those of transfers that are
+  /// still in flight then; the call may be repeated.
   Result<void> forget(std::uint32_t unit);
 
-  /// Gives back what is borrowed and has nothing in flight. Errors: those of its writes.
+  /// Returns borrowed items that have nothing in flight. Errors: those of their writes.
   Result<void> give_back_borrowed();
   /// True if that would do anything now.
   bool may_give_back() const noexcept {
@@ -133,15 +133,15 @@ class RingOrder {
       return port_.borrowed(*free.item) && port_.is_idle(*free.item);
     });
   }
-  /// Waits for what passes have left in flight, what is oldest first: a write that failed is why
-  /// later ones of its file did. Errors: the first one's.
+  /// Waits for transfers that earlier passes left in flight, oldest first, since a failed write
+  /// makes later ones of its file fail. Errors: the first one's.
   Result<void> finish_left();
 
  private:
   struct FreeItem {
     Item* item;
     std::optional<RingTask> wrote{};  // may be in flight
-    std::optional<Error> failed{};    // what came of it, once known
+    std::optional<Error> failed{};    // its error, once it has failed
   };
 
   struct Place {
@@ -176,13 +176,13 @@ class RingOrder {
   Port& port_;
   // State of the pass under way:
   std::vector<Place> places_;
-  std::vector<std::size_t> unit_end_;               // by unit, as end_of
-  std::vector<RingTask> together_;                  // of one region
+  std::vector<std::size_t> unit_end_;               // by unit, see end_of
+  std::vector<RingTask> together_;                  // tasks of one parallel region
   std::function<bool(std::uint32_t)> out_of_turn_;  // may be null
   std::size_t current_ = 0;                         // the first place that is not done
   std::size_t issued_ = 0;                          // places of which all reads have been started
-  std::uint32_t writers_waiting_ = 0;  // of these, those that will take an item to write
-  std::vector<FreeItem> free_items_;   // not of a task; the first was given back first
+  std::uint32_t writers_waiting_ = 0;               // waiting tasks that will take an item to write
+  std::vector<FreeItem> free_items_;                // not of a task; the first was given back first
 };
 
 /// The place of the free item from which the sub-group was last written, if any: it is neither read
@@ -229,8 +229,8 @@ std::uint32_t RingOrder<Port, Item>::own_free_items() const noexcept {
   return static_cast<std::uint32_t>(own);
 }
 
-/// Without waiting, and with an item left for tasks before it that only write: these take theirs
-/// when they come, so that they hold none from reading ahead.
+/// Starts a read only without waiting, and while an item is left for earlier tasks that only write:
+/// they take theirs later and must not lack one.
 template <typename Port, typename Item>
 bool RingOrder<Port, Item>::may_look_ahead() const noexcept {
   ARTESIAN_CHECK(issued_ < places_.size(), issued_, places_.size());
@@ -310,7 +310,7 @@ template <typename Port, typename Item>
 Result<void> RingOrder<Port, Item>::append(std::span<const RingTask> tasks) {
   if (!under_way()) {
     ARTESIAN_TRY_VOID(begin_empty());
-  } else {  // a pass that is given more and more may never end: what is done goes
+  } else {  // an open pass may never end, so finished tasks are removed
     places_.erase(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(current_));
     issued_ -= std::exchange(current_, 0);
     list_ends();
@@ -343,7 +343,7 @@ Result<void> RingOrder<Port, Item>::read_ahead(std::size_t may_wait_for) {
   return {};
 }
 
-/// The first that is not done; or if that is in memory, the first that has come and may go before.
+/// The first task that is not done; if it is in memory, the first with a complete read.
 template <typename Port, typename Item>
 std::size_t RingOrder<Port, Item>::next_task() const noexcept {
   if (!out_of_turn_ || places_[current_].need != RingNeed::Nothing) return current_;
@@ -388,7 +388,7 @@ Result<void> RingOrder<Port, Item>::run_together(std::size_t end) {
   return {};
 }
 
-/// Goes on by one sub-group, or by several that are done together, none of them at `end` or behind.
+/// Does one sub-group, or several together, all of them before `end`.
 template <typename Port, typename Item>
 Result<void> RingOrder<Port, Item>::run_next(std::size_t end) {
   ARTESIAN_TRY_VOID(read_ahead(current_));
@@ -476,7 +476,7 @@ bool RingOrder<Port, Item>::worthwhile() const noexcept {
     ++reads;
     come += port_.is_idle(*item) ? 1 : 0;
   }
-  if (port_.computes_elsewhere() && come == reads) return ready();  // no more will come
+  if (port_.computes_elsewhere() && come == reads) return ready();  // no more reads will complete
   return 2 * come >= port_.count() && ready();
 }
 

@@ -11,8 +11,8 @@ enum class Route : std::uint8_t {
   InPlace,   // the host works on the home itself: nothing moves
   OnDevice,  // a separate device does: nothing moves
   Memory,    // the CPU copies or expands it from one place that it reaches to another
-  Disk,      // it is read from NVMe to where the host reaches it, and written from there
-  Queues,    // a separate device's queues move it; what is on NVMe passes through host memory
+  Disk,      // read from NVMe into memory that the host reaches, and written from there
+  Queues,    // moved by a separate device's queues; bytes on NVMe pass through host memory
 };
 
 /// True if the home itself is worked on.

@@ -43,7 +43,7 @@ class ShardReader : public ShardStream {
   /// The next piece, verified; valid until the next call. Empty at the end of the shard.
   /// Errors: Io, Corrupt, Timeout.
   Result<std::span<const std::byte>> next();
-  /// Errors: Io, Timeout, of pieces that nobody took.
+  /// Errors: Io, Timeout, also of pieces that were read ahead and not taken.
   Result<void> close();
 
  private:

@@ -51,10 +51,10 @@ struct SnapshotFileOptions {
 
 class SnapshotFile {
  public:
-  static constexpr std::uint32_t writes_max = 64;  // in flight or waiting for the engine
+  static constexpr std::uint32_t writes_max = 64;  // blocks in flight or waiting for the engine
 
-  /// Takes the open file, which has the room of all blocks. Blocks follow one another without a
-  /// gap; what lies before the first is the head. Errors: those of the engine's making.
+  /// Takes the open file, in which space for all blocks is reserved. Blocks follow one another
+  /// without a gap, after a head. Errors: those of making the engine.
   static Result<std::unique_ptr<SnapshotFile>> create(std::unique_ptr<File> file,
                                                       std::vector<SnapshotBlock> blocks,
                                                       SnapshotFileOptions options) noexcept;
@@ -70,10 +70,10 @@ class SnapshotFile {
   std::uint64_t sum(std::uint64_t block, ByteRange part, const std::byte* data) const noexcept;
   void set_sum(std::uint64_t block, std::uint64_t sum) noexcept { sums_[block] = sum; }
 
-  /// Starts to write a block, which its buffer begins with, and which has its sum. May wait where
-  /// writes_max are in flight, or this block is. The buffer comes back in a later call.
+  /// Starts to write a block, whose bytes begin `bytes` and whose sum is set. May wait if
+  /// writes_max are in flight, or this block is. The buffer returns in a later call.
   void write(std::uint64_t block, BufferLease bytes) noexcept;
-  /// The block's bytes are not those of the snapshot after all: it is to be written again.
+  /// Marks a block as not yet written: its bytes were not those of the snapshot.
   void forget(std::uint64_t block) noexcept;
   bool has(std::uint64_t block) const noexcept { return has_[block] != 0; }
   /// Bytes of the blocks that it has, and of all.
@@ -83,15 +83,15 @@ class SnapshotFile {
   /// Gives back the buffers of what has ended.
   void reap() noexcept;
   std::uint32_t in_flight() const noexcept { return in_flight_; }
-  /// Waits until one of what is in flight has ended; if nothing has for stall_seconds, all of it is
-  /// given up. Something must be in flight.
+  /// Waits until one transfer in flight has ended; if none ends within stall_seconds, gives all of
+  /// them up. Something must be in flight.
   void wait_for_one() noexcept;
-  /// Waits for all of it. Errors: the first fault, of any write so far.
+  /// Waits for all transfers. Errors: the first fault of any write so far.
   Result<void> finish() noexcept;
-  /// The first fault so far, or null.
+  /// Returns the first fault so far, or null.
   const Error* fault() const noexcept { return failed_ ? &fault_ : nullptr; }
-  /// Marks the snapshot as failed, for a fault from elsewhere, and drops what is written from now
-  /// on.
+  /// Marks the snapshot as failed for an outside fault, and drops all later
+  /// writes.
   void fail(Error error) noexcept;
 
   /// Writes the head, exactly up to the first block, and makes all bytes durable. Every block must
@@ -122,8 +122,8 @@ class SnapshotFile {
   const std::vector<SnapshotBlock> blocks_;
   const SnapshotFileOptions options_;
   std::unique_ptr<Transfers> transfers_;
-  std::vector<std::uint64_t> sums_;  // by block
-  std::vector<std::uint8_t> has_;    // by block; a byte each
+  std::vector<std::uint64_t> sums_;  // one for each block
+  std::vector<std::uint8_t> has_;    // whether a block has its sum; a byte each
   std::uint32_t in_flight_ = 0;
   std::uint64_t bytes_given_ = 0;
   std::uint64_t bytes_written_ = 0;

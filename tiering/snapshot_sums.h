@@ -16,7 +16,7 @@ struct SnapshotSum {
   std::uint64_t length = 0;  // bytes
 };
 
-/// Bytes of the file for so many blocks.
+/// Returns the size of the file for this many blocks.
 constexpr std::uint64_t snapshot_sums_size(std::uint64_t blocks) noexcept {
   return 16 + 16 * blocks;
 }

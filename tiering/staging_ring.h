@@ -36,7 +36,7 @@ class StagingItem final : public BufferOwner {
                             std::uint64_t bytes) noexcept;
   Result<void> copy_to_device(std::byte* target, std::uint64_t item_offset,
                               std::uint64_t bytes) noexcept;
-  /// This item's bytes belong to what has been enqueued in ToDevice so far: until that fence.
+  /// Protects this item's bytes until what is enqueued in ToDevice so far has passed.
   Result<DeviceFence> hold() noexcept;
   /// Waits for all transfers of this item. Errors: the first one's.
   Result<void> finish() noexcept;
@@ -88,7 +88,7 @@ class StagingRing {
   StagingItem& add_borrowed(BufferLease memory);
   void remove(const StagingItem& borrowed) noexcept;
   std::size_t borrowed() const noexcept { return borrowed_.size(); }
-  /// Waits for all transfers, those of borrowed items, too. Errors: the first one's.
+  /// Waits for all transfers, also of borrowed items. Errors: the first one's.
   Result<void> finish() noexcept;
 
  private:

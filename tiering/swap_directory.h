@@ -13,7 +13,7 @@
 
 namespace artesian::tiering {
 
-/// Makes the directory (0700) unless there is one. Errors: Invalid (what is wrong with the path and
+/// Makes the directory (0700) unless it exists. Errors: Invalid (what is wrong with the path and
 /// what to do), NoSpace, Io.
 Result<void> prepare_swap_directory(const std::string& directory, FileSystem& files) noexcept;
 
@@ -28,7 +28,7 @@ void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
 /// nothing: a lock that a dead run left is taken for a moment, and left there.
 std::uint64_t stale_swap_bytes(const std::string& directory, FileSystem& files) noexcept;
 
-/// Removes the directory if a run made it and nothing is left in it. The caller's files are gone.
+/// Removes the directory if a run made it and it is empty. The caller's files are removed before.
 void leave_swap_directory(const std::string& directory, FileSystem& files) noexcept;
 
 }  // namespace artesian::tiering

@@ -37,7 +37,7 @@ class SwapFile {
 
   /// Makes room for a payload of at least `bytes`. Errors: as create.
   Result<void> grow(std::uint64_t bytes) noexcept;
-  /// The same for what a run can do without: of what is free it takes half at most, else NoSpace.
+  /// As grow(), for optional space: takes at most half of the free bytes, else NoSpace.
   Result<void> grow_into_half(std::uint64_t bytes) noexcept;
   /// An extent of at least `bytes`, 4096-aligned. Errors: Exhausted.
   Result<Extent> allocate(std::uint64_t bytes) noexcept;

@@ -67,8 +67,8 @@ struct TierStoreOptions {
   std::vector<std::string> directories;  // one swap file each; may be empty without nvme shards
   /// Which directories a shard's bytes are divided over. Empty: each directory by itself.
   std::vector<std::vector<std::uint32_t>> volumes{};
-  /// The disk of each directory, by which volumes are divided. Empty: measured where there are
-  /// volumes of several.
+  /// The disk of each directory, for dividing volumes. Empty: disks are measured if a volume has
+  /// several directories.
   std::vector<PathDisk> disks{};
   std::uint64_t stripe_bytes = 1 << 20;  // the grain of that, cut to whole blocks
   std::uint64_t run_id = 0;
@@ -79,16 +79,16 @@ struct TierStoreOptions {
 };
 
 struct TierStoreStatistics {
-  std::uint64_t bytes_read = 0;     // from nvme, handed over so far
-  std::uint64_t bytes_written = 0;  // to nvme
+  std::uint64_t bytes_read = 0;     // bytes read from nvme so far
+  std::uint64_t bytes_written = 0;  // bytes written to nvme so far
   std::uint64_t blocks_verified = 0;
   std::uint64_t verify_failures = 0;
 };
 
 class TierStore {
  public:
-  /// Allocates every home. The pools, engine and file system must outlive the store.
-  /// Errors: Exhausted (a pool is too small), Timeout, and those of SwapFile::create.
+  /// Allocates every home. The pools, engine and file system must outlive the store. Errors:
+  /// Exhausted (a pool is too small), Timeout, and those of SwapFile::create.
   static Result<std::unique_ptr<TierStore>> open(const TierStoreOptions& options,
                                                  std::vector<ShardOptions> shards,
                                                  pinned::Pool& device, pinned::Pool& host,
@@ -99,8 +99,8 @@ class TierStore {
   Result<void> close() noexcept;
 
   /// Reserves space for `shards`, all on nvme, which get the next ids, and for a shadow of each of
-  /// `shadowed`: what a run can do without, so half of what is free at most. Errors: Io, NoSpace,
-  /// after which no shard is more than it was.
+  /// `shadowed`. This space is optional, so it takes at most half of the free bytes. Errors: Io,
+  /// NoSpace, after which nothing has changed.
   Result<void> grow(std::vector<ShardOptions> shards, std::span<const ShardId> shadowed) noexcept;
   /// How many shards there are: the next one's id.
   std::size_t size() const noexcept;
@@ -143,15 +143,15 @@ class TierStore {
   Result<void> verify_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
   /// Note [Shadows]. From here on seals and writes are of the shadow.
   void begin_shadow(ShardId id) noexcept;
-  /// All blocks were sealed since; reads are of what was written then.
+  /// Makes the shadow the shard's place; all blocks must have been sealed since begin_shadow.
   void commit_shadow(ShardId id) noexcept;
   void drop_shadow(ShardId id) noexcept;
   /// Bytes of block `block`: block_bytes, or less for the last.
   std::uint64_t block_length(ShardId id, std::uint64_t block) const noexcept;
 
   TierStoreStatistics statistics() const noexcept;
-  Timeline* timeline() const noexcept;  // of the options
-  /// Returns what has gone through each directory so far.
+  Timeline* timeline() const noexcept;  // the timeline of the options
+  /// Returns the bytes that each directory has read and written so far.
   const std::vector<PathBytes>& path_bytes() const noexcept;
 
   /// Returns what the disks of `volumes[volume]` do together. Measures those that are not known,

@@ -29,7 +29,7 @@ struct DataFile {
 Result<std::vector<DataFile>> list_data(const std::string& path,
                                         const std::optional<std::string>& text_field = {});
 
-/// Invalid, "data: PATH: TEXT": how everything begins that is said of `--data`.
+/// Invalid, "data: PATH: TEXT": the form of all errors about `--data`.
 Error data_error(const std::string& path, const std::string& text);
 
 /// Bytes that no UTF-8 text has: NUL, and those that are not UTF-8. The ends may cut a character.

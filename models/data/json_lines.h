@@ -10,7 +10,7 @@
 
 namespace artesian::models {
 
-/// The text of a line; nothing where it is no object with a string of this name.
+/// Returns the text of a line; nothing if it is not an object with a string of this name.
 std::optional<std::string> json_line_text(std::string_view line, const std::string& field);
 
 /// True if the first two lines, as far as they are whole in this beginning of a file, are such.

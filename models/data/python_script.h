@@ -1,4 +1,4 @@
-// The Python scripts that our programs run: which Python, and where they are.
+// Finds Python and the Python scripts that Artesian's programs run.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace artesian::models {
 
-/// The Python to run: what ARTESIAN_PYTHON names, else that of the environment that we were built
-/// with, else python3 on PATH.
+/// Returns the Python to run: the one that ARTESIAN_PYTHON names, else that of the build
+/// environment, else python3 on PATH.
 std::string script_python();
 
 /// The folder of the scripts: beside an installed program, else in the tree that it was built from.

@@ -1,4 +1,4 @@
-// TemporaryFolder: a folder of our own among the temporary files, which goes with what is in it.
+// TemporaryFolder: a private folder among the temporary files, removed with its content.
 #pragma once
 
 #include <string>

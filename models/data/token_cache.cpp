@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view version = "1";  // of this file's ways
+constexpr std::string_view version = "1";  // version of the cache's format
 constexpr const char* ending = ".bin";
 
 Error cache_error(const char* what, const std::string& path, int number) {
@@ -66,11 +66,11 @@ std::optional<std::string> TokenCache::find(const std::string& key) const {
   if (!keeps()) return std::nullopt;
   const std::string path = folder_ + "/" + key + ending;
   if (::access(path.c_str(), R_OK) != 0) return std::nullopt;
-  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // where it cannot be told, it goes the sooner
+  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // if that fails, the entry is removed sooner
   return path;
 }
 
-/// Removes what was used longest ago until so many bytes more stay within the limit.
+/// Removes the least recently used entries until `bytes` more stay within the limit.
 void TokenCache::make_room(std::uint64_t bytes) const {
   struct Kept {
     fs::file_time_type used;

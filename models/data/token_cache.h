@@ -35,7 +35,7 @@ class TokenCache {
   static Result<std::string> key(const TokenOrigin& origin);
   /// The file of this key, which counts as used now.
   std::optional<std::string> find(const std::string& key) const;
-  /// Keeps a copy of the file, and removes what is over the limit. Errors: Io, NoSpace.
+  /// Keeps a copy of the file, and removes old files above the limit. Errors: Io, NoSpace.
   Result<void> keep(const std::string& key, const std::string& path) const;
 
  private:

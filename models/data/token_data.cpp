@@ -97,7 +97,7 @@ Result<std::unique_ptr<TokenSource>> open_ids(const TokenDataOptions& options,
   return source;
 }
 
-/// Ids are all looked at, and text is hashed: of gigabytes that takes a while.
+/// Logs before checking all ids and hashing all text, which takes a while for gigabytes.
 Result<void> announce(const TokenDataOptions& options, const std::vector<DataFile>& files) {
   std::uint64_t bytes = 0;
   for (const DataFile& file : files) bytes += file.size;

@@ -20,7 +20,7 @@ namespace artesian::models {
 enum class SampleOrder : std::uint8_t { Shuffled, Sequential };
 
 struct TokenDataOptions {
-  /// .bin files, text files, JSON lines or folders of these but .bin: one stream, in this order.
+  /// .bin files, text, JSON lines, or folders of the latter two; one stream, in this order.
   std::vector<std::string> paths;
   std::optional<std::string> text_field =
       {};                       // given: all but .bin are JSON lines, with this field

@@ -62,7 +62,7 @@ bool looks_narrow(const InputFile& file, std::int64_t vocab_size) noexcept {
 /// True once each second id from the second on has been 0, of enough of them to tell.
 class SecondIds {
  public:
-  void see(std::span<const std::int64_t> ids) {  // from an even position on
+  void see(std::span<const std::int64_t> ids) {  // from an even position
     for (std::size_t i = 1; i < ids.size(); i += 2) zero_ = zero_ && ids[i] == 0;
     seen_ += ids.size();
   }

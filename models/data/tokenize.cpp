@@ -104,16 +104,16 @@ int spawn(std::vector<std::string> words, int output, pid_t& process) {
   std::vector<std::string> variables = script_environment();
   const std::vector<char*> arguments = pointers_to(words);
   const std::vector<char*> environment = pointers_to(variables);
-  std::array<int, 2> ends{};  // closed by the exec; otherwise its errno comes
+  std::array<int, 2> ends{};  // closed by a successful exec; otherwise carries its errno
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno;
   const Descriptor failures(ends[0]);
   Descriptor fails(ends[1]);
   const pid_t parent = ::getpid();
   process = ::fork();
   if (process < 0) return errno;
-  if (process == 0) {  // only what is safe after a fork in a process with threads
+  if (process == 0) {  // only async-signal-safe calls after a fork in a threaded process
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // it ended meanwhile
+    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // the parent has ended meanwhile
     ::dup2(output, STDOUT_FILENO);
     ::dup2(output, STDERR_FILENO);
     ::execvpe(arguments[0], arguments.data(), environment.data());

@@ -35,7 +35,7 @@ __all__ = [
     "zero",
 ]
 
-# Which module has a name, and what it is called there.
+# Maps a public name to its module and its name there.
 PLACES = {
     "Engine": ("engine", "Engine"),
     "Error": ("errors", "Error"),

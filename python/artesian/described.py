@@ -27,7 +27,7 @@ class ZeroParamStatus(enum.Enum):
 
 
 class Status:
-    """A parameter's ds_status: equal to what it is at the moment."""
+    """A parameter's ds_status: compares equal to its current state."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = weakref.ref(parameter)
@@ -36,7 +36,7 @@ class Status:
         parameter = self.parameter()
         try:
             if parameter is not None:
-                parameter.data_ptr()  # of one that is released it cannot be had
+                parameter.data_ptr()  # raises if the parameter is released
                 return ZeroParamStatus.AVAILABLE
         except RuntimeError:
             pass
@@ -95,7 +95,7 @@ def describe(parameter: nn.Parameter) -> None:
         ds_status=Status(parameter),
         ds_active_sub_modules=set(),
         ds_tensor=Partition(parameter),
-        partition_numel=functools.partial(int, parameter.numel()),  # of one rank
+        partition_numel=functools.partial(int, parameter.numel()),  # with one rank
     )
 
 

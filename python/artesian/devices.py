@@ -17,7 +17,7 @@ from artesian.config import expand_dotted
 from artesian.errors import InvalidError, UnsupportedError
 from artesian.native import _C
 
-DEVICE = "ARTESIAN_DEVICE"  # in place of artesian.device, where the config has none
+DEVICE = "ARTESIAN_DEVICE"  # used if the config has no artesian.device
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def is_chosen(kind: str) -> bool:
 
 
 def default_device() -> torch.device:
-    """Where engines train that nobody has named a device for."""
+    """The device of engines for which nobody named one."""
     if os.environ.get(DEVICE):
         return named_device(os.environ[DEVICE], DEVICE)
     accelerator = current_accelerator()
@@ -64,7 +64,7 @@ def default_device() -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device, with LOCAL_RANK, or else PyTorch's current device, where it has no index."""
+    """Gives a device without index the index LOCAL_RANK, or that of PyTorch's current device."""
     if device.type == "cpu" or device.index is not None:
         return device
     count = devices_of(device.type)
@@ -106,7 +106,7 @@ def choose_device(device: Any, config: dict[str, Any]) -> torch.device:
 
 
 def named_device(device: Any, name: str) -> torch.device:
-    """`name`: where it is named, for messages."""
+    """`name`: the device's name in messages."""
     try:
         wanted = device if isinstance(device, torch.device) else torch.device(str(device))
     except (RuntimeError, TypeError):

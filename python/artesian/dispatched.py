@@ -36,7 +36,7 @@ def bring_back(module: nn.Module, hook: Any, folder: str | None) -> None:
             if folder is not None:
                 spool(whole, folder)
             owner._parameters[name] = whole
-    hook.original_devices = {}  # else they are restored once more
+    hook.original_devices = {}  # else they would be restored again
 
 
 def take_hooks_off(model: nn.Module, folder: str | None) -> None:
@@ -44,7 +44,7 @@ def take_hooks_off(model: nn.Module, folder: str | None) -> None:
     hooked = [module for module in model.modules() if hasattr(module, "_hf_hook")]
     if not hooked:
         return
-    accelerate = importlib.import_module("accelerate.hooks")  # it has made them
+    accelerate = importlib.import_module("accelerate.hooks")  # that module made the hooks
     for module in hooked:
         for hook in hooks_of(module._hf_hook):
             bring_back(module, hook, folder)

@@ -203,7 +203,7 @@ class Engine(Members):
         self.global_steps = 0
         self.micro_steps = 0
         self.skipped_steps = 0
-        self._frozen: list[nn.Parameter] = []  # for as long as the engine is there
+        self._frozen: list[nn.Parameter] = []  # for the engine's lifetime
         self._boundary: bool | None = None
         self._accumulation_steps = self.config_values.accumulation_steps
         self._micro_batch_size = self.config_values.micro_batch_size
@@ -323,7 +323,7 @@ class Engine(Members):
             self._core.backward_ended(True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss as a bare backward() needs it, which is to come before the next step."""
+        """The loss for a bare backward(), which must run before the next step."""
         if self.evaluates:
             raise refuse_training("scale(loss)")
         self._core.scales_by_itself(loss.detach().item())
@@ -368,7 +368,7 @@ class Engine(Members):
             self.saved_masters.write(self, parameter, written)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients since the last step; after a pass that broke off, goes on from there."""
+        """Drops gradients since the last step; also repairs a pass that broke off."""
         self._core.zero_gradients()
 
     # What a loop asks
@@ -638,7 +638,7 @@ class Engine(Members):
 
     def _values_to_return(self) -> dict[int, torch.Tensor]:
         try:
-            self._core.zero_gradients()  # of a step that is not whole
+            self._core.zero_gradients()  # gradients of an incomplete step
             self.take_changes()
             return values_of_parameters(self, self._managed)
         except (Error, OSError, MemoryError) as error:

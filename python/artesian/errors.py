@@ -30,11 +30,11 @@ class NoSpaceError(Error):
 
 
 class CorruptError(Error):
-    """Bytes are not what was written."""
+    """Bytes differ from those written."""
 
 
 class InvalidError(Error, ValueError):
-    """What was given, or when, is not allowed."""
+    """An argument is wrong, or a call is out of order."""
 
 
 class MissingError(InvalidError, AssertionError):
@@ -54,7 +54,7 @@ class TimeoutExpiredError(Error, TimeoutError):
 
 
 class BusyError(Error):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 class UnsupportedError(Error, NotImplementedError):
@@ -62,7 +62,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class PeerLostError(Error):
-    """Another rank is gone."""
+    """Another rank has ended."""
 
 
 CLASSES: dict[str, type[Error]] = {

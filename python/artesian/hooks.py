@@ -123,7 +123,7 @@ class Reads(TorchFunctionMode):
 
 def refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     if any(getattr(p, "_artesian_lent", False) for p in module.parameters()):
-        return  # what is not gathered there raises where it is read
+        return  # a parameter that is not gathered raises when it is read
     raise UnsupportedError(
         "state_dict(): the parameters' memory is the engine's; call "
         "engine.consolidated_state_dict()"
@@ -178,7 +178,7 @@ class Pass(NamedTuple):
 
 
 def is_running(frame: types.FrameType | None) -> bool:
-    """True if the frame is one of those that this call comes from."""
+    """True if the frame is one of this call's callers."""
     now: types.FrameType | None = sys._getframe()
     while now is not None and now is not frame:
         now = now.f_back

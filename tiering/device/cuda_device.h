@@ -76,8 +76,8 @@ class CudaDevice final : public Device {
   struct QueueState {  // one queue
     cudaStream_t stream = nullptr;
     std::uint64_t recorded = 0;    // sequence of the last fence
-    std::uint64_t passed = 0;      // of the last one that is known to have passed
-    std::deque<Recorded> pending;  // those after it
+    std::uint64_t passed = 0;      // number of the last fence known to have passed
+    std::deque<Recorded> pending;  // recorded fences after it
   };
   explicit CudaDevice(int index) noexcept : index_(index) {}
   QueueState& queue_state(Queue queue) noexcept {
@@ -106,8 +106,8 @@ class CudaDevice final : public Device {
   std::array<QueueState, queue_count> queues_;
   std::vector<cudaEvent_t> free_events_;
   std::vector<std::span<std::byte>> registered_;  // pieces of host memory, by address
-  std::uint32_t* not_finite_ = nullptr;           // where kernels note what norms find anyway
-  cudaError_t failure_ = cudaSuccess;             // of an event: all that follows fails
+  std::uint32_t* not_finite_ = nullptr;           // flag of kernels that met an inf or NaN
+  cudaError_t failure_ = cudaSuccess;             // first error of an event: all later calls fail
   bool silent_ = false;                           // the last wait came to its deadline
 };
 

@@ -40,7 +40,7 @@ namespace artesian::tiering {
 enum class Queue : std::uint8_t { Compute, ToDevice, ToHost };
 constexpr std::size_t queue_count = 3;
 
-/// A place in a queue: what was enqueued before it. The default one has always passed.
+/// A place in a queue: all that was enqueued before it. The default fence has always passed.
 struct DeviceFence {
   Queue queue = Queue::Compute;
   std::uint64_t sequence = 0;
@@ -94,9 +94,9 @@ class Device {
 
   /// The present end of a queue.
   virtual Result<DeviceFence> record(Queue queue) = 0;
-  /// Makes what is enqueued in `queue` from here on come after the fence.
+  /// Makes work enqueued in `queue` from here on wait for the fence.
   virtual Result<void> wait(Queue queue, DeviceFence fence) = 0;
-  /// True if the fence has passed; also true once the device has failed: finish says so.
+  /// True if the fence has passed, or the device has failed, which finish() reports.
   virtual bool ready(DeviceFence fence) noexcept = 0;
   /// Waits for the fence. Errors: Timeout, after wait_seconds; Io.
   virtual Result<void> finish(DeviceFence fence) noexcept = 0;
@@ -106,9 +106,9 @@ class Device {
   virtual void begin_compute() noexcept {}
   virtual void end_compute() noexcept {}
 
-  /// All that is enqueued in any queue from here on comes after all that was enqueued before.
+  /// Makes all work enqueued from here on, in any queue, wait for all that was enqueued before.
   Result<void> join_queues();
-  /// Waits until all queues have passed what was enqueued.
+  /// Waits until all queues have finished their enqueued work.
   Result<void> finish_all() noexcept;
 
   /// Deadline of every wait of the host.
@@ -125,8 +125,8 @@ class Device {
   std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
 
  protected:
-  /// Check what is enqueued, whichever device it is: memory that is there, aligned to its elements,
-  /// and what a copy reads apart from what it writes.
+  /// Check an enqueued operation for any device: memory exists and is aligned to its elements, and
+  /// a copy's source and target do not overlap.
   static void check_copy(const std::byte* target, const std::byte* source,
                          std::uint64_t bytes) noexcept;
   static void check_expand(const std::byte* source, DType source_dtype,
@@ -136,7 +136,7 @@ class Device {
   static void check_update(std::span<const kernels::AdamPiece> pieces,
                            const kernels::UpdateStep& step) noexcept;
 
-  /// For finish(), where it waits.
+  /// Called by finish() while it waits.
   void work_meanwhile() noexcept;
 
   std::uint64_t bytes_to_device_ = 0;

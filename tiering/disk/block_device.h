@@ -14,11 +14,11 @@ namespace artesian::tiering {
 /// One at the bottom, with nothing below it.
 struct BlockDevice {
   std::string name;        // "nvme0n1"
-  std::string model = {};  // empty where it has none
+  std::string model = {};  // empty if unknown
   bool nvme = false;
   bool over_network = false;  // NVMe over Fabrics
   bool rotational = false;
-  bool virtual_disk = false;  // of a virtual machine, or a RAM disk, or a loop of unknown backing
+  bool virtual_disk = false;  // of a virtual machine, a RAM disk, or a loop device
   std::string loop = {};      // the loop device it is seen through; empty without one
   std::optional<std::uint32_t> numa_node = {};
 };
@@ -30,12 +30,12 @@ std::filesystem::path resolved_folder(const std::string& path);
 
 /// The folder that a path leads to, or the one in which it would be created.
 struct NearestFolder {
-  std::string folder = {};  // exists: itself, or the parent of what is missing; empty: neither
+  std::string folder = {};  // the path itself or its parent, if it exists; else empty
   bool missing = false;
 };
 NearestFolder nearest_folder(const std::string& path);
 
-/// The disks below a folder that is, or will be, at this path; none where that is not known.
+/// The disks below an existing or future folder at this path; none if they are unknown.
 std::vector<BlockDevice> disks_of(const std::string& path, const std::string& root = "");
 
 }  // namespace artesian::tiering

@@ -8,8 +8,8 @@
 
 namespace artesian::tiering {
 
-/// Names of the disks below a folder that is, or will be, at this path; of the file system, where
-/// no disk can be seen; none where there is no such folder. `root`: as in block_device.h.
+/// Names of the disks below an existing or future folder at this path; the file system's name if no
+/// disk is visible; none without such a folder. `root`: as in block_device.h.
 std::vector<std::string> disk_names_of(const std::string& path, const std::string& root = "");
 
 /// A number for each of the lists of names, the same for those that have a name in common, be it

@@ -13,7 +13,7 @@ struct Mount {
   std::string point;
   std::string type = {};    // "ext4"
   std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
-  std::uint32_t major = 0;  // of the block device; 0 where the file system has none of its own
+  std::uint32_t major = 0;  // of the block device; 0 if the file system has none of its own
   std::uint32_t minor = 0;
   std::vector<std::string> options =
       {};  // "rw", "data=journal": the mount's, then the file system's
@@ -22,7 +22,7 @@ struct Mount {
 Mount mount_of(const std::string& path, const std::string& root = "");
 
 enum class FileSystemKind : std::uint8_t {
-  Local,        // and what is not known
+  Local,        // local disks, and unknown file systems
   CopyOnWrite,  // local, but each rewrite allocates anew
   Network,
   Program,  // FUSE: local or not, a program stands before it

@@ -24,7 +24,7 @@ struct MachineProfile {
 
   struct Rate {
     std::uint64_t block_size = 0;  // bytes of one transfer
-    double read_share = 1;         // of the bytes moved: 1 reads, 0 writes, between: both at once
+    double read_share = 1;         // share of reads: 1 only reads, 0 only writes
     double gb_per_s = 0;           // reads and writes together
   };
 
@@ -44,8 +44,8 @@ struct MachineProfile {
   std::optional<aio::EngineOptions> best{};
   std::vector<Rate> rates;
 
-  /// True if this one, newly measured, is worth as much as one that is there: it went over as much
-  /// and took as long. Of one that does not know what tune does by default is assumed.
+  /// True if this new profile may replace `saved`: it measured at least as many bytes for as long.
+  /// A saved profile without these figures is taken to have tune's defaults.
   bool may_replace(const MachineProfile& saved) const noexcept;
   /// Speed of reads alone and of writes alone, at the nearest block size; 0 where missing.
   DiskSpeed speed(std::uint64_t block_size) const;
@@ -74,7 +74,7 @@ Result<std::string> machine_profile_path(const std::string& directory);
 /// Replaces the file as a whole; makes its folder. Errors: Io, NoSpace.
 Result<void> save_machine_profile(const std::string& path, const MachineProfile& profile);
 
-/// Errors: Io (ENOENT where there is none), and those of parse_machine_profile.
+/// Errors: Io (ENOENT if there is no profile), and those of parse_machine_profile.
 Result<MachineProfile> load_machine_profile(const std::string& path);
 
 }  // namespace artesian::tiering

@@ -26,17 +26,17 @@ struct DiskSpeed {
 struct Segment {
   std::uint64_t begin = 0;
   std::uint32_t path = 0;
-  std::uint64_t offset = 0;  // in the path's payload
+  std::uint64_t offset = 0;  // offset in the path's payload
 };
 
 struct Volume {
   std::vector<std::uint32_t> paths;  // each once
-  std::vector<double> weights{};     // of each, > 0
+  std::vector<double> weights{};     // weight of each path, > 0
 };
 
 struct StripingOptions {
   std::vector<Volume> volumes;
-  std::uint32_t paths = 0;               // of all volumes
+  std::uint32_t paths = 0;               // number of paths of all volumes
   std::uint64_t stripe_bytes = 1 << 20;  // cut to whole blocks, at least one
 };
 
@@ -46,13 +46,13 @@ class Striping {
   /// Places the next shard: its segments in order, neighbours in one file joined. Both sizes are
   /// multiples of 4096.
   std::vector<Segment> place(std::uint32_t volume, std::uint64_t bytes, std::uint64_t block_bytes);
-  /// Bytes given out on each path so far.
+  /// Returns the bytes allocated on each path so far.
   const std::vector<std::uint64_t>& payloads() const noexcept { return payloads_; }
 
  private:
   const StripingOptions options_;
   std::vector<std::uint64_t> payloads_;
-  std::vector<std::vector<std::uint64_t>> given_;  // by volume and place in it
+  std::vector<std::vector<std::uint64_t>> given_;  // bytes given out, by volume and place in it
 };
 
 /// One path's disk. Paths with one `device` share it.
@@ -64,7 +64,7 @@ struct PathDisk {
 /// A directory's part of a volume.
 struct PathShare {
   std::uint32_t path = 0;
-  double share = 0;  // of the volume's bytes: all sum up to 1
+  double share = 0;  // share of the volume's bytes; all sum up to 1
   DiskSpeed speed;   // 0 until known
 };
 

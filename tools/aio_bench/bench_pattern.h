@@ -27,7 +27,7 @@ class Pattern {
   static constexpr std::uint64_t sector = 4096;
   static constexpr std::uint64_t sample_min = 64 * sector;
 
-  /// A multiple of 8. What is written by one pattern is to be looked at by one of that size.
+  /// `block_size`: a multiple of 8; blocks are checked with a pattern of the same size.
   explicit Pattern(std::uint64_t block_size)
       : body_(block_size), sample_(std::max(sample_min, round_up(block_size / 4, sector))) {
     for (std::uint64_t at = 0; at < block_size; at += sizeof(std::uint64_t)) {
@@ -88,7 +88,7 @@ class Pattern {
     return mix(offset ^ mix(pass));
   }
   static std::uint64_t mark_of(std::uint64_t at, std::uint32_t buffer) noexcept {
-    return mix(at ^ mix(~std::uint64_t{buffer}));  // of numbers that no pass has
+    return mix(at ^ mix(~std::uint64_t{buffer}));  // mixes in numbers that no pass has
   }
   static void store(std::byte* target, std::uint64_t word) noexcept {
     std::memcpy(target, &word, sizeof word);

@@ -31,18 +31,18 @@ struct CurveOptions {
   std::uint64_t bytes_in_flight_max = 0;  // blocks of which more were in flight are left out, save
                                           // for the chosen one
   int passes = 5;
-  double seconds = 0;            // of one measurement
+  double seconds = 0;            // length of one measurement
   double seconds_max = 0;        // no pass begins that would end later, but for the first three
-  const Point* known = nullptr;  // of the chosen block, which is not measured again then
+  const Point* known = nullptr;  // of the chosen block, which is not measured again
   std::function<void(const Settings&, double seconds_left)> progress = [](const Settings&, double) {
   };
 };
 
-/// How long it takes on a disk that moves so many GB/s (0: fast enough), about: a queue that takes
-/// longer to drain than a measurement does makes it longer.
+/// Estimates how long it takes on a disk of this rate (0: a fast one): a queue that takes longer to
+/// drain than one measurement prolongs that.
 double planned_seconds(const CurveOptions& options, double gb_per_s);
 
-/// By block size, then by access. Errors: those of `measure`.
+/// Points ordered by block size, then by access. Errors: those of `measure`.
 Result<std::vector<CurvePoint>> measure_curve(const CurveOptions& options, const Measure& measure);
 
 }  // namespace artesian::bench

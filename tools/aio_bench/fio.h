@@ -13,7 +13,7 @@
 namespace artesian::bench {
 
 struct FioJob {
-  int descriptor = -1;     // of the file, which needs no name
+  int descriptor = -1;     // descriptor of the file, which needs no name
   std::uint64_t size = 0;  // bytes of it
   Access access = Access::Read;
   std::uint64_t block_size = 0;

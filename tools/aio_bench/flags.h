@@ -71,7 +71,7 @@ std::string write_target(const std::string& path);
 void check_space(const std::string& directory, std::uint64_t size, Faults& faults);
 void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults);
 
-/// Says so where the file has fewer blocks than the flags would have in flight.
+/// Logs a note if the file has fewer blocks than the flags would keep in flight.
 void note_few_blocks(const aio::EngineOptions& engine, std::uint64_t size);
 
 void add_value(CLI::App& app, const char* flag, const char* type, const std::string& description);

@@ -22,7 +22,7 @@
 
 namespace artesian::bench {
 
-/// An open file. `name` is its path where it has one, which is removed with it.
+/// An open file. `name` is its path if it has one; the file is removed with this object.
 struct BenchFile {
   struct RemoveName {
     void operator()(std::string* path) const noexcept;
@@ -48,7 +48,7 @@ struct GroundOptions {
   std::vector<std::string> directories;  // must exist
   std::uint64_t size = 0;                // bytes of all files together, multiple of 4096
   std::uint64_t granule = 0;             // bytes; every block size is a multiple of it
-  std::uint64_t buffer_bytes = 0;        // of the pool; more than any measurement has in flight
+  std::uint64_t buffer_bytes = 0;        // of the pool; more than a measurement has in flight
   Direct direct = Direct::IfAligned;
 };
 
@@ -56,21 +56,21 @@ struct Transfers {
   Access access = Access::Read;
   aio::EngineOptions engine = {.block_size = 1 << 20, .queue_depth = 32};
   const aio::EngineKind* kind = nullptr;  // null: the best that the machine has
-  double read_share = 0.5;                // of the bytes of Access::Mixed, 0 to 1 without the ends
-  double seconds = 0;            // goes on from the start until so many are over; 0: one pass
+  double read_share = 0.5;                // share of reads in Access::Mixed, between 0 and 1
+  double seconds = 0;            // repeats the pass until this much time is over; 0: one pass
   std::uint64_t file_first = 0;  // among the files those from here ..
   std::uint64_t file_count = ~std::uint64_t{0};  // .. so many, or as many as there are
 };
 
 struct Measurement {
   aio::EngineKind kind = aio::EngineKind::Threads;
-  aio::Polling polling = aio::Polling::None;  // that was in effect
+  aio::Polling polling = aio::Polling::None;  // the polling that was in effect
   bool direct = false;                        // every block went past the page cache
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   double seconds = 0;
-  double cpu_seconds = 0;                  // of transfers: user and system, all threads
-  std::vector<double> gb_per_s_by_second;  // of whole seconds
+  double cpu_seconds = 0;                  // CPU time of transfers: user and system, all threads
+  std::vector<double> gb_per_s_by_second;  // one value for each whole second
   aio::EngineStatistics statistics;
   bool right = false;  // everything read was what had been written
 
@@ -78,11 +78,11 @@ struct Measurement {
   double gb_per_s() const noexcept;
 };
 
-/// Is told when another second of a measurement is over: seconds and bytes until then, and
-/// gb_per_s_by_second. The rest is not known yet.
+/// Called after each second of a measurement with the seconds and bytes so far, and with
+/// gb_per_s_by_second. The other fields are not known yet.
 using Watch = std::function<void(const Measurement&)>;
 
-/// Is told five times a second how far a pass over all of the files is, once something is done.
+/// Progress of a pass over all files, reported five times a second once something is done.
 struct Pass {
   std::uint64_t done = 0;  // bytes
   std::uint64_t size = 0;  // bytes
@@ -126,7 +126,7 @@ class Ground {
   struct WorkFile {
     BenchFile file;
     std::uint64_t size = 0;
-    std::vector<Writer> writers;  // of its granules
+    std::vector<Writer> writers;  // one for each granule of the file
   };
 
   Ground(const GroundOptions& options, const std::atomic<int>& stop)
@@ -148,7 +148,7 @@ class Ground {
 Result<BenchFile> create_bench_file(const std::string& directory, Direct direct,
                                     std::uint64_t size);
 
-/// Blocks that these transfers have in flight at most, over files of so many bytes.
+/// Returns how many blocks these transfers have in flight at most, over files of this size.
 std::uint64_t slot_count(const aio::EngineOptions& engine, std::uint64_t size) noexcept;
 
 }  // namespace artesian::bench

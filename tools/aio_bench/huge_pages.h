@@ -12,11 +12,11 @@ namespace artesian::bench {
 /// The two things that the kernel shows.
 struct HugePageCounters {
   std::string setting;                  // file with the number of reserved pages
-  std::function<std::uint64_t()> free;  // of them
+  std::function<std::uint64_t()> free;  // number of free pages
 };
 HugePageCounters system_huge_pages();
 
-/// Reserves pages while it lives, and sets the machine's number back to what it was. One at a time.
+/// Reserves huge pages while it lives, and then restores the machine's number. One at a time.
 class HugePageReservation {
  public:
   /// Sees to it that `pages` are free. Errors: Unsupported (with what refused), after setting

@@ -12,7 +12,7 @@ namespace artesian::bench {
 struct Member {
   std::string key;  // as written, without its quotation marks
   std::size_t key_begin = 0;
-  std::size_t begin = 0;  // of the value
+  std::size_t begin = 0;  // the value's first byte
   std::size_t end = 0;
 };
 
@@ -26,7 +26,7 @@ class Scanner {
   std::vector<Member> members(std::size_t at);
   /// The position of the closing brace of the object that `members` went through last.
   std::size_t closing_brace() const { return close_; }
-  /// The place of what is next after blanks and comments.
+  /// Returns the place of the next token after blanks and comments.
   std::size_t next(std::size_t at);
   std::size_t first_value();
 
@@ -47,7 +47,7 @@ struct Edit {
 };
 
 std::string apply_edits(std::string_view text, std::vector<Edit> edits);
-/// Gives what is added the line ends of the text: "\r\n" in files of Windows.
+/// Gives added lines the line ends of the text: "\r\n" in files of Windows.
 void match_newlines(std::string_view text, std::vector<Edit>& edits);
 /// The blanks, U+00A0 among them, before the first thing of this line.
 std::string indentation(std::string_view text, std::size_t at);

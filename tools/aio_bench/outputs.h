@@ -12,7 +12,7 @@ namespace artesian::bench {
 
 /// Files; empty where the flag is absent.
 struct TuneOutputs {
-  std::string json;  // or "-"
+  std::string json;  // a file, or "-" for stdout
   std::string config_out, apply, plot;
 };
 

@@ -14,19 +14,19 @@ struct ProgressLine {
   std::string stage;
   double gone_s = 0;
   double left_s = 0;   // about
-  std::string rate;    // of the last measurement, or nothing
-  std::string detail;  // what that measured: the first to be cut off
-  double worth_s = 0;  // elsewhere than on a terminal it is told where so much is left, at least
+  std::string rate;    // rate of the last measurement, or empty
+  std::string detail;  // what that measurement was; shortened first if columns are few
+  double worth_s = 0;  // seconds that must be left for a line without a terminal
 };
 
-/// Returns what a terminal of so many columns shows of it: no more than fits, the rate before all
-/// that explains it, and a bar as wide as there is room for.
+/// Returns what fits into this many columns of a terminal: the rate comes before the text that
+/// explains it, and the bar takes the remaining room.
 std::string fitted(const ProgressLine& line, std::size_t columns);
 
-/// Returns the line of a pass over files of so many bytes: "writing 60.0 GiB".
+/// Returns the line of a pass over files of this size: "writing 60.0 GiB".
 ProgressLine pass_line(const std::string& verb, std::uint64_t size, const Pass& now);
 
-/// One at a time: on a terminal lines of log come in the bar's place while it lives.
+/// A progress bar. One at a time: while it lives, log lines replace the bar on a terminal.
 class Progress {
  public:
   Progress();

@@ -19,15 +19,15 @@ struct PathReport {
   std::string device;
   std::vector<CurvePoint> curve;
   tiering::MachineProfile profile;
-  std::string profile_file;  // empty where it was not saved
-  std::string replaced;      // what that file was, if it was there
+  std::string profile_file;  // empty if the profile was not saved
+  std::string replaced;      // the profile that it replaced, if any
 };
 
 struct TuneReport {
   SearchResult found;
   aio::EngineKind automatic = aio::EngineKind::IoUring;  // what "auto" stands for here
   std::vector<PathReport> paths;
-  std::uint64_t size = 0;  // of all files together
+  std::uint64_t size = 0;  // size of all files together
   bool direct = false;
   bool verified = false;
   double seconds = 0;
@@ -37,13 +37,13 @@ struct TuneReport {
 struct Spread {
   double low = 0, middle = 0, high = 0;
 };
-/// Least, median and greatest of one figure of some samples; zeros where there are none.
+/// Least, median and greatest value of one figure over samples; zeros without samples.
 Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure);
 
 nlohmann::ordered_json to_json(const TuneReport& report);
 
-/// The settings as a config takes them, a line for each of read, write and mixed, and one that says
-/// how much that is over the defaults and over the next best.
+/// The settings as config text, a line each for read, write and mixed, and one with the gain over
+/// the defaults and the next best.
 std::string to_text(const TuneReport& report);
 
 }  // namespace artesian::bench

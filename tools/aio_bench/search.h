@@ -29,7 +29,7 @@ struct Settings {
   aio::EngineKind engine = aio::EngineKind::IoUring;
   bool single_submit = false;
   bool overlap_events = true;
-  aio::Polling polling = aio::Polling::None;  // not searched: what was asked for
+  aio::Polling polling = aio::Polling::None;  // not searched: the polling that was asked for
 
   bool operator==(const Settings&) const = default;
   std::uint64_t bytes_in_flight() const noexcept { return block_size * queue_depth * threads; }
@@ -40,7 +40,7 @@ aio::EngineOptions engine_options(const Settings& settings) noexcept;
 /// "1.00 MiB x 32 x 1, io_uring".
 std::string describe(const Settings& settings);
 
-/// "512 KiB blocks, depth 4, 1 thread, io_uring", where there is room for it.
+/// "512 KiB blocks, depth 4, 1 thread, io_uring", for places with enough room.
 std::string describe_at_length(const Settings& settings);
 
 /// One measurement.
@@ -49,10 +49,10 @@ struct Sample {
   double latency_us_p50 = 0;
   double latency_us_p95 = 0;
   double latency_us_p99 = 0;
-  double cost_seconds = 0;  // of the budget
+  double cost_seconds = 0;  // share of the budget that it took
 };
 
-/// Settings, and what was measured with them, by Access.
+/// Settings and the measurements made with them, by Access.
 struct Point {
   Settings settings;
   std::array<std::vector<Sample>, 3> samples;
@@ -60,7 +60,7 @@ struct Point {
   const std::vector<Sample>& of(Access access) const noexcept {
     return samples[static_cast<std::size_t>(access)];
   }
-  /// Medians; 0 where nothing was measured.
+  /// Returns the median; 0 if nothing was measured.
   double gb_per_s(Access access) const;
   /// Harmonic mean of the three rates.
   double score() const;
@@ -76,18 +76,18 @@ struct SearchSpace {
 
 struct SearchProgress {
   const char* stage = "";
-  double seconds = 0;       // of the budget, gone
+  double seconds = 0;       // seconds of the budget that are used up
   double seconds_left = 0;  // about: of the budget, or for what has to be done in any case
   const Settings* settings = nullptr;
   Access access = Access::Read;
-  double gb_per_s = 0;  // of the last measurement
+  double gb_per_s = 0;  // rate of the last measurement
 };
 
 struct SearchOptions {
   SearchSpace space;
-  Settings start;                      // in the space; the reference for drift
-  double budget_seconds = 60;          // of cost; about a tenth more or less
-  std::optional<Settings> defaults{};  // of whoever does not tune: always among the finalists
+  Settings start;                      // a point of the space; the reference for drift
+  double budget_seconds = 60;          // budget of all measurements; may be missed by a tenth
+  std::optional<Settings> defaults{};  // settings of an untuned config: always among the finalists
   bool exhaustive = false;             // measures the whole space, whatever the budget
   std::function<void(const SearchProgress&)> progress = [](const SearchProgress&) {};
 };
@@ -124,7 +124,7 @@ double planned_seconds(const SearchOptions& options);
 /// Errors: those of `measure`.
 Result<SearchResult> search(const SearchOptions& options, const Measure& measure);
 
-/// Returns what drift says about the disk, one sentence each, with `bytes_written` so far.
+/// Returns what drift tells about the disk, one sentence each; `bytes_written` so far.
 std::vector<std::string> drift_warnings(const Drift& drift, double bytes_written);
 
 using tools::median;

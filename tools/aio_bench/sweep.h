@@ -28,8 +28,8 @@ class Sweep {
   /// alike.
   static constexpr std::chrono::milliseconds watch_every{10};
 
-  /// A disk is given up that finishes nothing for so long, and for 10 s more for each GB that is in
-  /// flight: blocks may be of 1 GiB.
+  /// A disk that finishes nothing for this long is given up; 10 s are added for each GB in flight,
+  /// since blocks may have 1 GiB.
   static constexpr double patience_seconds = 60;
 
   Sweep(Ground& ground, aio::Engine& engine, const Transfers& transfers, Check check,
@@ -56,8 +56,8 @@ class Sweep {
   std::uint64_t end_ns() const noexcept { return still_ns_; }
   /// Passes over the files that it has begun.
   std::uint32_t laps() const noexcept { return static_cast<std::uint32_t>(next_ / blocks_ + 1); }
-  /// True if what was read was right, as far as it was looked at; then every byte that the buffers
-  /// hold after a read sweep.
+  /// True if all checked bytes were right; after a read sweep this compares every byte that the
+  /// buffers hold.
   bool right() const;
 
  private:
@@ -70,7 +70,7 @@ class Sweep {
     std::uint32_t pass = 0;
     bool writes_back = false;
     std::uint32_t buffer_first = 0;            // the marks of its buffer's granules, from here on,
-    std::optional<std::uint32_t> marked_pass;  // are of this pass; none: others' are there
+    std::optional<std::uint32_t> marked_pass;  // the pass of its marks; none: others' marks
     BufferLease kept;                          // while nothing is in flight
   };
 
@@ -110,7 +110,7 @@ class Sweep {
   std::atomic<std::uint64_t> still_ns_ = 0;
   std::atomic<bool> wrong_ = false;
   std::atomic<bool> failed_ = false;
-  std::vector<std::atomic<bool>> in_flight_;  // by block: a lap must not meet the one before
+  std::vector<std::atomic<bool>> in_flight_;  // by block: two laps must not move one at once
   std::atomic<std::uint64_t> moving_ = 0;     // completions whose callback has not ended
   std::mutex mutex_;
   std::condition_variable still_;  // nothing is moving

@@ -15,7 +15,7 @@ namespace artesian::tools {
 struct ExportOptions {
   std::string path;                              // a folder of checkpoints, or one of them
   std::string target;                            // the directory to make
-  DType dtype = DType::Float32;                  // of all tensors
+  DType dtype = DType::Float32;                  // stored type of all tensors
   std::uint64_t shard_size_max = 5'000'000'000;  // bytes
 };
 
@@ -23,8 +23,8 @@ void add_export_flags(CLI::App& command);
 /// Errors: Invalid, one line for each fault.
 Result<ExportOptions> read_export_flags(const CLI::App& command);
 
-/// The target is there whole, or not at all. Errors: Invalid (no checkpoint, a target that exists),
-/// Corrupt, NoSpace, Io.
+/// Exports a checkpoint; the target is complete or does not exist. Errors: Invalid (no checkpoint,
+/// a target that exists), Corrupt, NoSpace, Io.
 Result<void> export_checkpoint(const ExportOptions& options);
 
 }  // namespace artesian::tools

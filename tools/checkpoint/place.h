@@ -10,7 +10,7 @@ struct CheckpointPath {
   std::string tag;  // empty: the one in `latest`
 };
 
-/// DIR, or DIR/TAG where that has a manifest.
+/// Splits "DIR" or "DIR/TAG"; the latter if it has a manifest.
 CheckpointPath checkpoint_path(std::string path);
 
 }  // namespace artesian::tools

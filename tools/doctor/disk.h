@@ -38,14 +38,14 @@ Finding examine_profile(const Result<tiering::MachineProfile>& profile, const st
 struct StripedPath {
   std::string path;                // as typed
   std::string folder;              // the same for two that are one; it need not exist
-  std::vector<std::string> disks;  // names of what is below
+  std::vector<std::string> disks;  // names of the disks below the folder
 };
 StripedPath striped_path(const std::string& path);
 /// Reports whether several folders are faster than one: two on one disk are not.
 Finding examine_striping(const std::vector<StripedPath>& paths);
 
-/// All lines about one folder as the user typed it; the first failure is the last line. What is
-/// created to try things out is removed.
+/// Returns all lines about one folder as the user typed it; a failure ends the list. Files created
+/// for the tests are removed.
 Findings examine_path(const std::string& path);
 /// The same, but one failure where the file system has not answered within `seconds`. Whoever waits
 /// for it then is left to the kernel, which keeps a process with such a thread until it answers.

@@ -25,7 +25,7 @@ struct Gpu {
 };
 
 struct DriverFacts {
-  bool installed = false;  // the library is there
+  bool installed = false;  // NVIDIA's driver library exists
   int error = 0;           // the driver's answer to cuInit; 100: there is no device
   int version = 0;         // 13000 for CUDA 13.0
   std::vector<Gpu> gpus;
@@ -36,7 +36,7 @@ struct DriverFacts {
 DriverFacts ask_driver(const std::string& cuda = "libcuda.so.1",
                        const std::string& nvml = "libnvidia-ml.so.1", const std::string& root = "");
 
-/// `built_version`: that of the toolkit, 13000 for 13.0; 0 in a build without CUDA.
+/// `built_version`: the CUDA toolkit's, 13000 for 13.0; 0 in a build without CUDA.
 Findings examine_gpus(const DriverFacts& facts, int built_version);
 
 /// Knows what NCCL goes by: the environment, then the file that NCCL_CONF_FILE names, or else

@@ -16,10 +16,10 @@ namespace artesian::tools {
 Finding examine_kernel(const std::string& release);
 /// Returns what gives this engine back, by the error with which it could not be made.
 std::string fix_of_engine(aio::EngineKind kind, const Error& refusal, const std::string& root = "");
-/// Sets up a ring with the options of a training run's engine, and gives it back; where it is
-/// refused, the engine that "auto" tries next.
+/// Sets up a ring with the options of a training run's engine, and closes it; if that is refused,
+/// tries the next engine of "auto".
 Finding examine_io_uring();
-/// `bytes_of_machine`: what it would be without control groups; 0 if that is not known.
+/// `bytes_of_machine`: available bytes without control groups; 0 if unknown.
 Finding examine_memory(std::uint64_t bytes_available, std::uint64_t bytes_of_machine = 0);
 
 struct MemlockFacts {
@@ -31,12 +31,12 @@ MemlockFacts memlock_facts(const std::string& root = "");
 Finding examine_memlock(const MemlockFacts& facts);
 
 struct HugePageFacts {
-  std::string mode;      // of transparent huge pages in the system; empty: not in this kernel
+  std::string mode;      // the system's mode of transparent huge pages; empty: not in this kernel
   std::string reserved;  // huge pages of the other kind
   pinned::HugePages allowed = pinned::HugePages::Allowed;
-  bool switched_on = false;       // they were off for this process, before we allowed them
+  bool switched_on = false;       // they were off for this process, and were switched on
   std::uint64_t bytes_tried = 0;  // taken just now
-  std::uint64_t bytes_huge = 0;   // of them, on 2 MiB pages
+  std::uint64_t bytes_huge = 0;   // bytes on 2 MiB pages
 };
 HugePageFacts huge_page_facts(const std::string& root = "");
 Finding examine_huge_pages(const HugePageFacts& facts);

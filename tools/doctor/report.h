@@ -1,4 +1,4 @@
-// What `artesian doctor` finds: one finding a line, each with what it means and what to do.
+// Findings of `artesian doctor`: a line each, with its meaning and what to do.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ enum class Level : std::uint8_t { Ok, Warn, Fail };
 struct Finding {
   std::string name;  // "io_uring"; the same on every machine
   Level level = Level::Ok;
-  std::string value = {};    // what was found
+  std::string value = {};    // the value found
   std::string meaning = {};  // for training
   std::string fix = {};      // empty if there is nothing to do
   std::string subject = {};  // the path or GPU that it is about; empty for the machine

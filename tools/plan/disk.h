@@ -15,28 +15,28 @@ namespace artesian::tools {
 /// The folders of one key, which share its bytes.
 struct SwapVolume {
   std::vector<std::string> folders;
-  std::vector<tiering::PathDisk> disks;  // of each
+  std::vector<tiering::PathDisk> disks;  // one for each folder
   bool duplex = true;
-  std::string measured_at;         // by aio_bench tune, the first of them; empty: as assumed
-  std::vector<std::string> notes;  // of the I/O settings that speeds are for (zero3/step/path_io.h)
+  std::string measured_at;         // of the oldest profile; empty: assumed rates
+  std::vector<std::string> notes;  // on the I/O settings of these speeds
 };
 
 /// The volumes of both keys; where one names no folder, the other's.
 struct SwapVolumes {
   SwapVolume param, optimizer;
   bool same = true;    // both are the same folders
-  bool apart = false;  // they share no disk
+  bool apart = false;  // parameters and optimizer state share no disk
 };
 
 struct SwapVolumesOptions {
-  bool here = true;            // else of a machine of which nothing is known: a disk each
-  tiering::DiskSpeed assumed;  // of a disk, where it is not known of all disks of a key
+  bool here = true;            // false: an unknown machine with a disk for each folder
+  tiering::DiskSpeed assumed;  // speed of a disk if a key's disks are not all measured
 };
 
 SwapVolumes swap_volumes(const zero3::Config& config, const SwapVolumesOptions& options);
 
-/// Returns what is free there now, with what dead runs left, which the next one removes. Of a key
-/// of which a folder and its parent are missing, nothing is known.
+/// Returns the free bytes there, including files of dead runs, which the next run removes. If a
+/// folder and its parent are missing, its key has no figure.
 DiskSpace free_space(const SwapVolumes& volumes, FileSystem& files);
 
 }  // namespace artesian::tools

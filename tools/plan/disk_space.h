@@ -17,7 +17,7 @@ struct DiskSpace {
   struct Folder {
     std::string path;             // the same where two keys lead to one
     std::size_t file_system = 0;  // index of `free`
-    double share = 1.0;           // of what the folders of its key hold
+    double share = 1.0;           // share of the bytes of its key's folders
   };
   std::vector<std::uint64_t> free;  // bytes, of each file system
   // Of offload_param.nvme_path and of offload_optimizer.nvme_path; of either, where it names none,
@@ -25,14 +25,14 @@ struct DiskSpace {
   std::vector<Folder> param, optimizer;
 };
 
-/// Returns what is free for the swap files of this config; 0 where it has none, or nobody knows.
+/// Returns the free bytes for the swap files of this config; 0 if it has none, or they are unknown.
 std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config);
 
 /// Errors: NoSpace, with the bytes missing and the key to change.
 Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
                          const zero3::Placement& placement);
 
-/// True if there is room for these shadows, too, of which a run takes half of what is left at most.
+/// True if these shadows fit, too; a run uses at most half of the remaining space for them.
 bool have_room(const DiskSpace& space, const zero3::Config& config,
                const zero3::Placement& placement, std::uint64_t shadows);
 

@@ -1,4 +1,4 @@
-// `artesian plan --measure`: what was planned, run for some steps on this machine.
+// `artesian plan --measure`: runs the planned settings for some steps on this machine.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 namespace artesian::tools {
 
 struct MeasureOptions {
-  std::string device = "cpu";  // where to train, as in zero3::EngineOptions
-  std::uint64_t count = 3;     // of candidates
+  std::string device = "cpu";  // device to train on, as in zero3::EngineOptions
+  std::uint64_t count = 3;     // number of candidates
   /// Told before each: which, and how many.
   std::function<void(const Candidate& candidate, std::uint64_t number)> progress;
 };

@@ -15,7 +15,7 @@ struct PlanOptions {
   std::string model;                 // a folder, or empty:
   std::optional<double> parameters;  // --params
   std::string config;
-  std::optional<std::uint64_t> gpus;  // of a node; absent: the CPU of this machine
+  std::optional<std::uint64_t> gpus;  // GPUs of a node; absent: the CPU of this machine
   std::uint64_t nodes = 1;
   std::optional<std::uint64_t> length, micro_batch, accumulation;
   std::optional<std::uint64_t> device_memory, host_memory;
@@ -32,8 +32,8 @@ void add_plan_flags(CLI::App& plan);
 /// Errors: Invalid or Unsupported, one line per fault, at most 5.
 Result<PlanOptions> read_plan_flags(const CLI::App& plan);
 
-/// Prints the plan and returns the exit code: 0; 2 for what is wrong or does not fit; 1 where a
-/// measurement fails or the output cannot be written; 128 and the signal after one. Errors go to
+/// Prints the plan and returns the exit code: 0; 2 if something is wrong or does not fit; 1 if a
+/// measurement fails or the output cannot be written; 128 + signal after one. Errors are printed to
 /// stderr.
 int run_plan(const PlanOptions& options);
 

@@ -24,8 +24,8 @@ struct ModelSeconds {
   double head_forward = 0.0, head_backward = 0.0;
 };
 
-/// Returns the seconds of a token at so many floating-point operations per second; backward is
-/// twice forward.
+/// Returns the seconds of a token at this many floating-point operations per second; backward takes
+/// twice as long as forward.
 ModelSeconds token_seconds(const models::ForwardFlops& forward, double flops_per_s);
 
 /// The rates of a GPU, in a second, of each kind of work (models/device_work.h).
@@ -55,7 +55,7 @@ struct DeepSpeedBuckets {
 struct ComputeInBf16 {
   DType compute_dtype = DType::Float32;
   DType grad_accum_dtype = DType::BFloat16;
-  ModelSeconds compute;  // of a token
+  ModelSeconds compute;  // for each token
 };
 
 struct PlanCase {
@@ -65,40 +65,40 @@ struct PlanCase {
   zero3::Config config;  // micro_batch_size and accumulation_steps are of one rank
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
-  bool gpu = false;  // else the CPU of one rank
-  /// The size of the device tier. Absent: what is left of gpu_bytes, which are there then.
+  bool gpu = false;  // false: the CPU of one rank
+  /// The size of the device tier. Absent: what is left of gpu_bytes, which must be set.
   std::optional<std::uint64_t> device_bytes;
-  /// All of a GPU's memory: activations and what CUDA takes are in it, beside the tier. Absent:
-  /// nobody knows, or it is memory_max.
+  /// All of a GPU's memory: activations and CUDA's part are in it, beside the tier. Absent:
+  /// unknown, or equal to memory_max.
   std::optional<std::uint64_t> gpu_bytes;
   std::uint64_t host_bytes = 0;
-  /// Bytes that activations, both tiers and the program may take together, where these are one
-  /// memory; with a GPU the host tier and the program. More is refused. Absent: nobody knows.
+  /// Bytes that activations, both tiers and the program may take together, if they share one
+  /// memory; with a GPU only host tier and program. More is refused. Absent: unknown.
   std::optional<std::uint64_t> memory_max;
-  /// Bytes that the process takes beside them, over what it has already: the pages of libraries,
-  /// and buffers of their own.
+  /// Bytes that the process takes beside them, more than it has now: pages of libraries, and their
+  /// buffers.
   std::uint64_t program_bytes = 0;
-  DiskSpace space;  // what is on NVMe and has no room there is refused
+  DiskSpace space;  // state on NVMe that does not fit here is refused
   /// The bytes that activations of several micro-batches may take at once, to run layer by layer.
   std::uint64_t activation_bytes = 0;
   DType compute_dtype = DType::Float32;
   zero3::Rates rates;
-  ModelSeconds compute;  // of a token
+  ModelSeconds compute;  // for each token
   /// Seconds of a micro-batch's launches, than which it takes no less. 0: not a GPU.
   ModelSeconds launches;
-  std::optional<ComputeInBf16> bf16;  // absent: nobody knows
+  std::optional<ComputeInBf16> bf16;  // absent: not measured
   DeepSpeedBuckets buckets;
 };
 
 /// Bytes in one tier, by kind.
 struct TierBytes {
-  std::uint64_t budget = 0;     // of NVMe what is free; 0: none
+  std::uint64_t budget = 0;     // of NVMe the free bytes; 0: none
   std::uint64_t param = 0;      // homes
   std::uint64_t grad = 0;       // accumulators
   std::uint64_t optimizer = 0;  // homes
   std::uint64_t gathered = 0;   // slots
   std::uint64_t buffers = 0;    // staging, gradients of a stage; shadows of optimizer state
-  std::uint64_t input = 0;      // of stages, kept for backward
+  std::uint64_t input = 0;      // stage inputs, kept for backward
   std::uint64_t used() const noexcept {
     return param + grad + optimizer + gathered + buffers + input;
   }
@@ -112,14 +112,14 @@ struct PlanFigures {
   zero3::StepTime time;
   /// Seconds of a step where every step is clipped, so that none makes some of its update ahead.
   double clipped_seconds = 0.0;
-  std::uint64_t tokens = 0;  // of a step, all ranks
+  std::uint64_t tokens = 0;  // tokens of a step, of all ranks
   double tokens_per_s = 0.0;
-  double tflops = 0.0;      // of one rank
-  double idle_share = 0.0;  // of the device in which the model computes
+  double tflops = 0.0;      // for each rank
+  double idle_share = 0.0;  // of the device that computes the model
   std::string bottleneck;
   double nvme_terabytes_written = 0.0;  // 1,000 steps, all ranks
   std::uint64_t checkpoint = 0;         // bytes of one, all ranks
-  /// Seconds of saving one: what is on NVMe is read, and all is written there. 0: not known.
+  /// Seconds of one save: state on NVMe is read, and all state is written there. 0: unknown.
   double save_seconds = 0.0;
   std::vector<std::string> notes;
 };
@@ -127,8 +127,8 @@ struct PlanFigures {
 /// Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);
 
-/// Memory alone: the tiers, activations and notes of evaluate(), without disk, bytes moved and
-/// time; neither rates nor DiskSpace are looked at. Errors: Exhausted, as above.
+/// Plans memory alone: tiers, activations and notes as evaluate() finds them, without disk, traffic
+/// and time; rates and DiskSpace are ignored. Errors: Exhausted, as above.
 Result<PlanFigures> evaluate_memory(const PlanCase& plan);
 
 /// "1 GiB of activations beside 2 GiB of the device tier, 3 GiB of the host's and 4 MiB of the
@@ -136,10 +136,10 @@ Result<PlanFigures> evaluate_memory(const PlanCase& plan);
 std::string memory_text(const PlanCase& plan, const PlanFigures& figures);
 
 struct Change {
-  std::string key;  // of the config, or what to buy
+  std::string key;  // the config's key, or what to buy
   std::string from, to;
   double tokens_per_s = 0.0;
-  double gain = 0.0;  // of tokens/s: 0.25 is a quarter more
+  double gain = 0.0;  // in tokens/s: 0.25 is a quarter more
   double step_seconds = 0.0;
 };
 
@@ -151,14 +151,14 @@ struct Candidate {
   std::string name;  // "ZeRO-2, optimizer on cpu"
   zero3::Config config;
   PlanFigures figures;
-  std::optional<double> measured_seconds;  // of a step, where it was run
+  std::optional<double> measured_seconds;  // of a step, if it was run
 };
 
 /// For each strategy that fits, in DeepSpeed's order of speed from ZeRO-2 to ZeRO-Infinity, its
 /// fastest micro-batch at the same train_batch_size. Fastest first.
 std::vector<Candidate> search(const PlanCase& plan);
 
-/// Returns what a run of it is given, so that it is what was planned.
+/// Returns the config for a run of this candidate, so that the run is what was planned.
 zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate);
 
 /// In DeepSpeed's keys, one line each.

@@ -19,7 +19,7 @@ struct RateSource {
 
 struct ChosenRates {
   std::vector<RateSource> rates;
-  std::vector<std::string> notes;  // of the I/O settings that rates are for (zero3/step/path_io.h)
+  std::vector<std::string> notes;  // on the I/O settings of these rates (zero3/step/path_io.h)
 };
 
 /// Fills the rates and the compute seconds of `plan`. Errors: those of measuring.

@@ -12,9 +12,9 @@ namespace artesian::tools {
 
 struct PlanReport {
   const PlanCase* plan = nullptr;
-  std::uint64_t gpus = 0;  // of a node; 0: a CPU
+  std::uint64_t gpus = 0;  // GPUs of a node; 0: a CPU
   std::uint64_t nodes = 1;
-  std::string shape;  // how the model was chosen, where it was
+  std::string shape;  // how the model's shape was chosen, if it was
   std::vector<RateSource> rates;
   PlanFigures figures;
   std::vector<Change> changes;        // best first

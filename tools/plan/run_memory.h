@@ -7,9 +7,9 @@
 
 namespace artesian::tools {
 
-/// Tiers, activations and the program against what is left. Warns in the log where the sum is close
-/// to it, and where the budgets alone are above it. Errors: Exhausted, with the bytes missing and
-/// the key to change: it cannot fit.
+/// Compares tiers, activations and program with the memory left. Logs a warning if the sum is close
+/// to it, or if the budgets alone exceed it. Errors: Exhausted, with the missing bytes and the key
+/// to change, if the run cannot fit.
 Result<void> check_run_memory(const RunMemory& run);
 
 /// The dtype that a run of this config computes in, on a GPU or on this machine's CPU. Errors:

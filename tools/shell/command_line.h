@@ -8,9 +8,9 @@
 
 namespace artesian::tools {
 
-/// Parses argv. Returns the exit code when the program is to end now (--help and --version: 0, bad
-/// flags: 2, stdout that cannot be written: 1), after printing what is due; nothing when the run
-/// goes on.
+/// Parses argv. Returns the exit code if the program must end now (--help and --version: 0, bad
+/// flags: 2, stdout that cannot be written: 1), after printing; nothing if the run should
+/// continue.
 std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv);
 
 }  // namespace artesian::tools

@@ -8,11 +8,11 @@
 
 namespace artesian::tools {
 
-/// True if a file of this name may be written, or replaced: its folder is there, and writable.
+/// True if a file of this name can be written or replaced: its folder exists and is writable.
 bool may_write_file(const std::string& path);
 
-/// Writes a file beside it and renames that. A link stays one: what it leads to is replaced.
-/// Errors: Io.
+/// Writes a temporary file beside the path and renames it. A link is kept: the file that it leads
+/// to is replaced. Errors: Io.
 Result<void> write_file(const std::string& path, const std::string& text);
 
 }  // namespace artesian::tools

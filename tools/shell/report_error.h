@@ -15,7 +15,7 @@ int report_error(const char* program, const std::string& message, int exit_code)
 /// Prints the first lines of several errors.
 int report_error(const char* program, const std::vector<Error>& errors, int exit_code);
 
-/// The same error with the model's size, where it says that bytes are missing.
+/// Returns the error with the model's size added, if it reports missing bytes.
 Error with_parameter_count(Error error, std::uint64_t parameters);
 
 /// The same error with each line naming the flag that it is about.

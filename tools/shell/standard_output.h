@@ -1,4 +1,4 @@
-// Results on stdout, which may be a full disk or closed: what did not get there is an error.
+// Results on stdout, which may be closed or on a full disk: output that is lost is an error.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace artesian::tools {
 /// Errors: Io.
 Result<void> write_stdout(const std::string& text);
 
-/// For what was printed before. Errors: Io.
+/// Flushes earlier output. Errors: Io.
 Result<void> flush_stdout();
 
 }  // namespace artesian::tools

@@ -9,7 +9,7 @@
 
 namespace artesian::tools {
 
-/// A part of the line. Where they do not all fit, those of the highest rank go first, whole.
+/// A part of the line. If not all parts fit, those of the highest rank are left out first.
 struct LineField {
   std::string text;
   int rank = 0;
@@ -19,11 +19,11 @@ struct LineField {
 /// field that alone is wider is cut.
 std::string fit_line(const std::vector<LineField>& fields, std::size_t columns);
 
-/// Columns of the terminal that this descriptor is; 80 where it does not say; 0: it is none.
+/// Columns of this descriptor's terminal; 80 if unknown; 0: it is no terminal.
 std::size_t terminal_columns(int descriptor);
 
-/// While it lives, on a terminal, what is logged (base/log.h) takes the place of the line, which
-/// then is drawn again below. One at a time. Thread: one; log lines come from any.
+/// While it lives, log lines (base/log.h) replace the line on a terminal, which is then drawn again
+/// below. One at a time. Thread: one; log lines may come from any.
 class TerminalLine {
  public:
   explicit TerminalLine(int descriptor);
@@ -34,7 +34,7 @@ class TerminalLine {
   bool on_terminal() const noexcept { return terminal_; }
   /// Replaces the line; where this is no terminal, writes one of all fields.
   void draw(const std::vector<LineField>& fields);
-  /// Leaves the line as it is: what comes next is written below.
+  /// Leaves the line as it is: later output is written below.
   void finish();
 
  private:
@@ -47,7 +47,7 @@ class TerminalLine {
   std::string drawn_;  // empty: no line is being drawn
 };
 
-/// "WHAT: 42%" on stderr where that is a terminal, drawn anew with each percent; elsewhere nothing.
+/// "WHAT: 42%" on a terminal's stderr, drawn anew with each percent; nothing elsewhere.
 class PercentLine {
  public:
   explicit PercentLine(std::string what);

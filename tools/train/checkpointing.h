@@ -1,5 +1,5 @@
-// Checkpoints of `artesian train`: which one a run goes on from, when it saves, and what becomes of
-// the run where it cannot.
+// Checkpoints of `artesian train`: which one a run resumes from, when it saves, and what a failed
+// save means for the run.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +25,24 @@ struct CheckpointFlags {
   bool changed_model = false;                  // --allow-changed-model
   bool optional = false;                       // --checkpoint-optional
   bool together = false;                       // with other ranks, which save at the same steps
-  bool first = true;                           // of these: the one that has the folder
+  bool first = true;                           // this rank owns the folder
 };
 
-/// The run's own part of a checkpoint, which a run that goes on must have in common.
+/// What a checkpoint and the run that resumes from it must have in common.
 struct RunIdentity {
-  std::map<std::string, std::string> model_files;  // by name: config.json and the tokenizer's
+  std::map<std::string, std::string> model_files;  // config.json and the tokenizer's files, by name
   std::string config;                              // the configuration file's text
-  zero3::SavedTrainer data;                        // but for next_sample and log_line
+  zero3::SavedTrainer data;                        // all but next_sample and log_line
   zero3::OtherName other_name;                     // what transformers calls a parameter
 };
 
 class Checkpointing {
  public:
-  /// Looks for what the run is to go on from, and takes over the number of threads that it was
-  /// saved with, unless OMP_NUM_THREADS is set. Errors: Invalid (no such checkpoint), Corrupt, Io.
+  /// Finds the checkpoint to resume from, and takes its number of threads unless OMP_NUM_THREADS is
+  /// set. Errors: Invalid (no such checkpoint), Corrupt, Io.
   static Result<Checkpointing> open(const CheckpointFlags& flags);
-  /// Compares what the run is to go on from with its data's description, of which sources and
-  /// digest need not be known yet. Errors: Invalid.
+  /// Compares the checkpoint to resume from with the description of this run's data, whose sources
+  /// and digest may be missing yet. Errors: Invalid.
   Result<void> check_data(const zero3::SavedTrainer& now) const;
   /// Compares the text of the model's config.json with the checkpoint's. Errors: Invalid: it
   /// computes something else, and --allow-changed-model is not given.
@@ -57,26 +57,26 @@ class Checkpointing {
   /// open_folder and of Engine::load_checkpoint; Invalid: other data.
   Result<bool> begin(zero3::Engine& engine, RunIdentity identity, std::uint64_t steps_total,
                      const zero3::Engine::Progress& progress);
-  /// True if a checkpoint is there to go on from.
+  /// True if there is a checkpoint to resume from.
   bool goes_on() const noexcept { return !found_.empty(); }
-  /// The tags that it may go on from, the best first.
+  /// The tags to resume from, the best first.
   const std::vector<std::string>& found() const noexcept { return found_; }
   /// Steps done before this run began, and where in the data the next one begins.
   std::uint64_t first_step() const noexcept { return first_step_; }
   std::uint64_t next_sample() const noexcept { return next_sample_; }
-  /// The line of the last of these steps in the log, if there was one.
+  /// The log's line of the last step before the resume, if there was one.
   const std::string& log_line() const noexcept { return log_line_; }
 
   /// Steps that a run can have taken without a checkpoint; 0: any number. Its first save begins
   /// with the first step that is due, and is durable, or has failed, by the next one that is: three
   /// failures in a row end the run, unless checkpoints are optional.
   std::uint64_t steps_without_checkpoint() const noexcept;
-  /// True if a checkpoint is due after so many steps.
+  /// True if a checkpoint is due after step number `step`.
   bool is_due(std::uint64_t step, bool last) const;
   /// After each step: counts its samples.
   void count(std::uint64_t samples) noexcept { next_sample_ += samples; }
-  /// True if a stop was asked for, and the seconds that are left for it are too few to go on for
-  /// so many and to save what is there then.
+  /// True if a stop was asked for, and its grace is too short for `seconds_more` more and a save of
+  /// the state after them.
   bool must_stop_now(const zero3::Engine& engine, double seconds_more) const;
   /// The last step that is durable; 0: none is.
   std::uint64_t saved_step() const noexcept { return saved_step_; }
@@ -92,11 +92,11 @@ class Checkpointing {
                           const zero3::Engine::Progress& progress);
   /// Once the log has its line last, which is made durable. Nothing where none has begun.
   Result<void> commit_save(zero3::Engine& engine, StepLog& step_log);
-  /// Looks whether it is durable. Nothing where none was committed.
+  /// Checks whether the save is durable. Does nothing if none was committed.
   Result<void> look_after_save(zero3::Engine& engine);
   /// Waits for it.
   Result<void> finish_save(zero3::Engine& engine);
-  /// A save was committed, and what came of it has not been said.
+  /// A save was committed, and its outcome has not been reported yet.
   bool is_saving() const noexcept { return saving_.has_value() && saving_->commit_ns.has_value(); }
   /// The failed saves of the run, as one error. Nothing where all went well.
   Result<void> outcome() const;
@@ -123,7 +123,7 @@ class Checkpointing {
 
   CheckpointFlags flags_;
   RunIdentity identity_;
-  std::string found_in_;                      // the folder that the run goes on from
+  std::string found_in_;                      // the folder of the checkpoint to resume from
   std::vector<std::string> found_;            // tags there, the best first; empty: it starts afresh
   std::vector<std::string> damaged_;          // tags there, passed over
   std::string model_config_;                  // the config.json in the best one; empty: none
@@ -140,7 +140,7 @@ class Checkpointing {
   };
   std::optional<Saving> saving_;
   std::uint64_t saved_step_ = 0;  // the last step that is durable
-  double save_seconds_ = 0.0;     // of the last save; 0: none yet
+  double save_seconds_ = 0.0;     // seconds of the last save; 0: none yet
   std::uint64_t failed_in_a_row_ = 0;
   std::uint64_t failed_ = 0;
   std::uint64_t tried_ = 0;

@@ -1,4 +1,4 @@
-// The flags of `artesian train`: what they are, and what is wrong with those given.
+// The flags of `artesian train`, and the faults of given ones.
 #pragma once
 
 #include <CLI/CLI.hpp>

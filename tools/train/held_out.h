@@ -13,7 +13,7 @@ namespace artesian::tools {
 
 class HeldOut {
  public:
-  /// `samples`: of one forward; every sample of the data is looked at once, in order.
+  /// `samples`: of one forward; each call evaluates every sample of the data once, in order.
   HeldOut(models::TokenData data, std::uint64_t samples, std::uint64_t length)
       : data_(std::move(data)), samples_(samples), length_(length) {}
 

@@ -1,4 +1,4 @@
-// The log of a run that goes on: what it must hold, and where it is cut.
+// The log of a resumed run: what it must contain, and where it is cut.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace artesian::tools {
 
 struct LogCut {
   std::uint64_t step = 0;       // lines behind this step's go; 0: the run starts afresh
-  std::string line{};           // of that step, as its checkpoint has it; empty: not known
+  std::string line{};           // that step's line, as in its checkpoint; empty: unknown
   std::uint64_t lines_max = 0;  // as many may there be of a run without a checkpoint; 0: any number
 };
 

@@ -14,8 +14,8 @@ class MadeUpTokens {
  public:
   struct Shape {
     std::int64_t vocabulary = 0;
-    std::uint64_t micro_batches = 0;  // of a step
-    std::uint64_t samples = 0;        // of each
+    std::uint64_t micro_batches = 0;  // in a step
+    std::uint64_t samples = 0;        // in each micro-batch
     std::uint64_t length = 0;
   };
   explicit MadeUpTokens(const Shape& shape)

@@ -12,7 +12,7 @@ namespace artesian::tools {
 
 struct SaveOptions {
   std::string target;                    // the directory to make
-  std::vector<models::ModelFile> files;  // of the model that was trained, as before training
+  std::vector<models::ModelFile> files;  // the trained model's files, read before training
   bool fp32 = false;                     // the master weights, instead of the training precision
 };
 
@@ -22,9 +22,9 @@ Result<models::CheckpointWriter> prepare_save(const zero3::Config& config,
                                               const models::ModelConfig& model_config,
                                               SaveOptions options);
 
-/// Writes the directory of these options, and commits it. `writer`: null for a rank that only hands
-/// over what it has of the weights. Errors: Io, NoSpace, Invalid (the target
-/// came into being), Corrupt.
+/// Writes the directory of these options, and commits it. `writer`: null for a rank that only
+/// passes on its shares of the weights. Errors: Io, NoSpace, Invalid (the target exists by now),
+/// Corrupt.
 Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_config,
                         models::CheckpointWriter* writer);
 

@@ -33,7 +33,7 @@ class StepLog {
   void write(const zero3::StepResult& result, const Beside& beside);
   /// The last line given, with its end; empty: none yet.
   const std::string& last_line() const noexcept { return last_line_; }
-  /// Makes the lines so far durable. Errors: Io, NoSpace.
+  /// Makes all lines so far durable. Errors: Io, NoSpace.
   Result<void> sync() noexcept;
   /// After the last. Errors: Io, NoSpace: lines are missing.
   Result<void> close();
@@ -43,9 +43,9 @@ class StepLog {
 
   std::string path_;
   Descriptor file_;
-  bool cuts_ = true;  // a line that is there in part; not of stdout, where others write
+  bool cuts_ = true;  // cut off a partial line; not on stdout, where others write
   std::string last_line_;
-  std::uint64_t size_ = 0;   // of the whole lines in it
+  std::uint64_t size_ = 0;   // bytes of whole lines in it
   std::uint64_t lines_ = 0;  // given
   std::uint64_t missing_ = 0;
   std::optional<Error> first_;  // why the first one is missing
@@ -91,8 +91,8 @@ class Summary {
   /// True if there were steps and all were skipped: none changed a weight.
   bool all_skipped() const noexcept { return steps_ != 0 && steps_ == skipped_; }
   const zero3::StepResult& last() const noexcept { return last_; }
-  /// With a line for each folder of swap files, where there are several. `io`: how their bytes were
-  /// moved; empty: no line.
+  /// Prints the summary, with a line for each folder of swap files if there are several. `io`: how
+  /// their bytes were moved; empty: no line.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
              const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
              const zero3::KeptInputs& inputs) const;

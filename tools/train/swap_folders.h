@@ -1,4 +1,4 @@
-// What is below the folders of nvme_path, said before a run puts its state there.
+// Logs what is below the folders of nvme_path, before a run puts state there.
 #pragma once
 
 #include "zero3/config/config.h"

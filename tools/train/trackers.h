@@ -36,7 +36,7 @@ class Trackers {
 
   pid_t process_ = -1;
   Descriptor lines_;
-  bool is_behind_ = false;  // and has been told
+  bool is_behind_ = false;  // and a warning has said so
 };
 
 }  // namespace artesian::tools

@@ -16,8 +16,8 @@ namespace artesian::tools {
 
 struct TrainOptions {
   std::string model;
-  std::vector<std::string> data;          // one stream
-  std::optional<std::string> text_field;  // of JSON lines
+  std::vector<std::string> data;          // files and folders that form one stream of tokens
+  std::optional<std::string> text_field;  // the JSON lines' field
   bool token_cache = true;
   std::vector<std::string> eval_data;       // empty: no held-out loss
   std::optional<std::uint64_t> eval_every;  // steps; absent: at the end alone
@@ -53,9 +53,9 @@ struct RunMemory {
 /// the run.
 using CheckMemory = std::function<Result<void>(const RunMemory& run)>;
 
-/// Runs it and returns the exit code: 0; 2 for what is knowable before the first step; 1 for what
-/// comes later, also where every step was skipped; 128 and the signal when stopped by one, after
-/// finishing the step. Errors go to stderr, and last how the run ended.
+/// Runs it and returns the exit code: 0; 2 for errors that can be known before the first step; 1
+/// for later ones, or if every step was skipped; 128 + signal after a stop. Errors are printed to
+/// stderr, followed by how the run ended.
 int train(const TrainOptions& options, const CheckMemory& check_memory);
 
 }  // namespace artesian::tools

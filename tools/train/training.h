@@ -33,7 +33,7 @@ class FiniteWeights final : public zero3::WeightSource {
                 std::string whose, DType dtype);
   Result<void> read(std::uint32_t parameter, std::uint64_t first,
                     std::span<float> target) noexcept override;
-  /// The tensors found so far, ", " between them, the first few; empty: none.
+  /// Lists the first few tensors found so far, with ", " between them; empty: none.
   static std::string list(const std::set<std::string>& names);
   std::set<std::string> found() const;
 
@@ -42,7 +42,7 @@ class FiniteWeights final : public zero3::WeightSource {
   const std::vector<std::string> names_;
   const std::string whose_;
   const DType dtype_;
-  mutable std::mutex mutex_;  // reads come from several threads
+  mutable std::mutex mutex_;  // several threads read
   std::set<std::string> found_;
 };
 
@@ -61,7 +61,7 @@ class StoppableWeights final : public zero3::WeightSource {
   std::unique_ptr<zero3::WeightSource> source_;
 };
 
-/// Fills a batch of so many samples with those from number `first` on. Errors: Io, Corrupt.
+/// Fills a batch with this many samples, beginning at number `first`. Errors: Io, Corrupt.
 Result<void> fill(models::TokenData& data, std::uint64_t first, std::uint64_t samples,
                   zero3::TokenBatch& batch);
 

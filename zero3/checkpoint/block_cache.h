@@ -79,11 +79,11 @@ class BlockCache {
   const std::vector<std::uint64_t> blocks_of_;
   const Options options_;
   std::mutex mutex_;
-  std::condition_variable wanted_;  // by threads
-  std::condition_variable loaded_;  // by who asks
+  std::condition_variable wanted_;  // waited on by threads
+  std::condition_variable loaded_;  // waited on by callers
   Entries entries_;                 // the last used one last
   std::deque<Key> queue_;
-  std::vector<std::vector<bool>> taken_;  // by file and block
+  std::vector<std::vector<bool>> taken_;  // whether a block was taken, by file and block
   bool ends_ = false;
   std::vector<std::thread> threads_;  // started with the first block
 };

@@ -60,13 +60,13 @@ struct CheckpointChoice {
   std::string warning{};               // why it is not the one in `latest`; empty: it is
   std::vector<std::string> damaged{};  // tags: passed over
 };
-/// Errors: what is wrong with `latest`, or the checkpoint, where no other is there to go on from:
-/// Corrupt, Io, Invalid.
+/// Chooses the checkpoints to resume from. Errors: the fault of `latest` or of the checkpoint if no
+/// other one can be used: Corrupt, Io, Invalid.
 Result<CheckpointChoice> choose_checkpoints(const FolderContent& content,
                                             const std::string& directory);
 
-/// Moves a damaged checkpoint out of the way: Note [A whole one that is older]. Nobody else may be
-/// at the folder. Errors: Io.
+/// Renames a damaged checkpoint: Note [A whole one that is older]. Nothing else may use the folder
+/// meanwhile. Errors: Io.
 Result<void> set_aside(Folder& folder, const std::string& tag) noexcept;
 
 /// The error with this file's name, unless it has one.
@@ -83,12 +83,12 @@ Result<std::string> read_latest(Folder& folder);
 /// Looks at a folder without changing it. Errors: Io.
 Result<FolderContent> read_checkpoints(Folder& folder);
 
-/// Reads and checks a manifest: the checkpoint is in `folder`. Errors: Io (with ENOENT where there
-/// is none, and no data either: a folder of somebody else's), Corrupt, Unsupported.
+/// Reads and checks the manifest of the checkpoint in `folder`. Errors: Io (ENOENT if neither a
+/// manifest nor data exists: a foreign folder), Corrupt, Unsupported.
 Result<CheckpointManifest> read_manifest_of(Folder& folder);
 
-/// Checks that all files of a checkpoint are there with their lengths, and the small ones with
-/// their digests: that it was written to its end. Errors: Corrupt, Io, naming the file.
+/// Checks that all files of a checkpoint exist with their lengths, and the small ones with their
+/// digests: that writing was completed. Errors: Corrupt, Io, naming the file.
 Result<void> check_files(Folder& folder, const CheckpointManifest& manifest);
 
 /// A file of the caller's, or of the model's: "client-NAME", "model/NAME".
@@ -104,7 +104,7 @@ enum class Latest : std::uint8_t { Becomes, Stays };
 struct CheckpointDraft {
   std::string tag{};
   CheckpointLink link{};
-  std::string name{};  // of its folder
+  std::string name{};  // name of its folder
   std::unique_ptr<Folder> folder{};
   Latest latest = Latest::Becomes;
 };
@@ -122,13 +122,13 @@ class CheckpointFolder {
                                                         std::uint64_t run_id) noexcept;
 
   const std::string& path() const noexcept { return folder_->path(); }
-  /// As found at the start, and what has come and gone since.
+  /// The content found at the start, kept up to date.
   const FolderContent& content() const noexcept { return content_; }
 
   /// The next checkpoint is this one's child. Before, it is the first of a new lineage.
   void go_on_from(const CheckpointLink& parent) noexcept { last_ = parent; }
 
-  /// Takes the room of one data file, unless it is there. Errors: NoSpace, Io.
+  /// Reserves space for one data file, unless that is done. Errors: NoSpace, Io.
   Result<void> reserve(std::uint64_t bytes) noexcept;
   /// Writes to that room, in order, 1 GiB or all of it, for about so long. Returns the bytes a
   /// second that became durable; 0: no room was taken. May block for ever. Errors: Io, NoSpace.
@@ -141,7 +141,7 @@ class CheckpointFolder {
   /// replaced, or something else, has; Io, NoSpace.
   Result<CheckpointDraft> begin(const std::string& tag, Replaces replaces,
                                 Latest latest = Latest::Becomes) noexcept;
-  /// A file of so many bytes in it, with their room. Errors: NoSpace, Io.
+  /// Makes a file of this size in the draft, in reserved space. Errors: NoSpace, Io.
   Result<std::unique_ptr<File>> make_data_file(CheckpointDraft& draft, const std::string& name,
                                                std::uint64_t bytes) noexcept;
   /// A file of the checkpoint `tag` under the same name, unless the file system has no second names
@@ -157,7 +157,7 @@ class CheckpointFolder {
   Result<void> publish(CheckpointDraft& draft, CheckpointManifest& manifest) noexcept;
   /// Removes those that are one too many; faults are logged, and met again next time.
   void prune(std::uint32_t keep) noexcept;
-  /// Removes what was written. Errors: Io.
+  /// Removes the draft's files. Errors: Io.
   Result<void> discard(CheckpointDraft& draft) noexcept;
 
  private:
@@ -183,7 +183,7 @@ class CheckpointFolder {
   FolderContent content_;
   std::optional<CheckpointLink> last_;
   std::set<std::uint64_t> ours_;  // ids of checkpoints that this process wrote
-  std::set<std::string> held_;    // tags that were not pruned, and that was said
+  std::set<std::string> held_;    // tags that were not pruned, each reported once
   std::string spare_;             // name of the file; empty: none
   std::uint64_t spare_bytes_ = 0;
   std::uint64_t drawn_ = 0;

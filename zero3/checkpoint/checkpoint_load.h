@@ -24,7 +24,7 @@ struct LoadRequest {
   Strict strict = Strict::Yes;
   /// False: weights alone; moments and counts start anew, the loss scale, too.
   bool optimizer_states = true;
-  float initial_squares = 0.0f;  // of moments that start anew; StepCore says
+  float initial_squares = 0.0f;  // initial value of moments that start anew, from StepCore
   /// False: master weights are what the parameters are in the training's precision.
   bool from_fp32_weights = true;
   /// For parameters that the checkpoint left out, or, not strict, does not have. Null: these stay
@@ -73,7 +73,7 @@ class CheckpointLoad final : public StateSource {
   std::vector<std::uint64_t> update_counts() const;
   bool optimizer_states() const noexcept { return request_.optimizer_states; }
   const CheckpointManifest& manifest() const noexcept { return reader_->manifest(); }
-  /// Returns what was loaded, for the caller.
+  /// Describes what was loaded, for the caller.
   LoadedCheckpoint loaded() const;
 
  private:

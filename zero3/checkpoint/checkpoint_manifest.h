@@ -36,7 +36,7 @@ struct SavedParameter {
   std::vector<std::uint64_t> shape{};
   bool trainable = true;
 
-  std::uint64_t numel() const noexcept;  // of a manifest that was read: does not overflow
+  std::uint64_t numel() const noexcept;  // cannot overflow in a manifest that was read
   bool operator==(const SavedParameter&) const = default;
 };
 
@@ -47,7 +47,7 @@ struct SavedGroup {
   double beta2 = 0.0;
   double eps = 0.0;
   double weight_decay = 0.0;
-  double lr = 0.0;                          // of the last step
+  double lr = 0.0;                          // learning rate of the last step
   std::uint64_t step = 0;                   // updates that it has had
   std::vector<std::uint32_t> parameters{};  // indices
 
@@ -57,12 +57,12 @@ struct SavedGroup {
 struct SavedDataFile {
   std::string name{};  // "rank0.safetensors", "frozen.safetensors"
   std::uint32_t rank = 0;
-  std::string node{};            // where it was written
-  std::uint64_t bytes = 0;       // of the file
-  std::uint64_t head_bytes = 0;  // of them, the header, which blocks follow
+  std::string node{};            // the machine that wrote it
+  std::uint64_t bytes = 0;       // size of the file
+  std::uint64_t head_bytes = 0;  // of these, the header before the blocks
   std::string head_digest{};     // XXH3-128, hex
-  std::string sums_digest{};     // of the file with the checksums of its blocks
-  tiering::SnapshotSeed seed{};  // of these: of the checkpoint for which the file was written
+  std::string sums_digest{};     // digest of the file with the blocks' checksums
+  tiering::SnapshotSeed seed{};  // seed of the checkpoint for which the file was first written
 
   bool operator==(const SavedDataFile&) const = default;
 };
@@ -80,7 +80,7 @@ struct SavedSideFile {
 struct SavedSource {
   std::string name{};        // for messages
   std::uint64_t tokens = 0;  // length
-  std::string digest{};      // of evenly spread blocks of token ids
+  std::string digest{};      // digest over evenly spread blocks of token ids
 
   bool operator==(const SavedSource&) const = default;
 };
@@ -92,14 +92,14 @@ struct SavedTrainer {
   std::uint64_t sequence_length = 0;
   std::vector<SavedSource> sources{};
   std::string tokenizer_digest{};
-  std::string log_line{};  // of the step, as it stands in the log
+  std::string log_line{};  // the step's line in the log
 
   bool operator==(const SavedTrainer&) const = default;
 };
 
 struct CheckpointManifest {
   CheckpointLink link{};     // id, parent, lineage, serial
-  std::uint64_t run_id = 0;  // of the process
+  std::uint64_t run_id = 0;  // of the process that saved
   std::string created{};     // for people
   TrainingState state{};
   std::vector<SavedParameter> parameters{};

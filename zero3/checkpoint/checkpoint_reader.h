@@ -43,8 +43,8 @@ class CheckpointReader {
   /// The parameter of this name, or of which it is another name. Nothing: there is none.
   std::optional<std::uint32_t> find(std::string_view name) const;
 
-  /// True if there are weights of the parameter, master weights or those of a frozen one: always,
-  /// unless it was excluded or has no elements.
+  /// True if the checkpoint has weights of the parameter, master weights or frozen ones. It has,
+  /// unless the parameter was excluded or is empty.
   bool has_weights(std::uint32_t parameter) const noexcept;
   /// True if the parameter was left out on purpose when it was saved.
   bool is_excluded(const std::string& name) const;
@@ -59,8 +59,8 @@ class CheckpointReader {
   /// none of this name.
   Result<std::string> read_side_file(const std::string& name) const noexcept;
 
-  /// Reads every block and every other file. Calls `progress` with bytes done and in all. Returns
-  /// what is damaged, at most `faults_max` of it. Errors: Io.
+  /// Reads and verifies every block and file. Calls `progress` with bytes done and in all. Returns
+  /// at most `faults_max` faults. Errors: Io.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
   Result<std::vector<Error>> verify(const Progress& progress,
                                     std::size_t faults_max = 5) const noexcept;
@@ -68,12 +68,12 @@ class CheckpointReader {
  private:
   struct DataFile {
     std::unique_ptr<File> file;
-    std::vector<std::uint64_t> ends;  // by block: where the next one begins
+    std::vector<std::uint64_t> ends;  // by block: the offset where the next one begins
     std::vector<std::uint64_t> sums;
   };
-  struct Have {  // of a parameter: its parts, sorted; by array
+  struct Have {  // The parts of a parameter's arrays, sorted, by array.
     std::array<std::vector<SavedPart>, saved_array_count> parts;
-    bool needs_squares = false;  // by its optimizer
+    bool needs_squares = false;  // its optimizer has squares
   };
 
   CheckpointReader(std::unique_ptr<Folder> folder, std::string tag) noexcept
@@ -102,7 +102,7 @@ class CheckpointReader {
   std::string tag_;
   CheckpointManifest manifest_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
-  std::vector<Have> have_;  // by parameter
+  std::vector<Have> have_;  // by saved parameter
   std::vector<DataFile> data_;
   std::unique_ptr<BlockCache> cache_;  // behind all that it reads from
 };

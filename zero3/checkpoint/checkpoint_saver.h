@@ -29,12 +29,12 @@ struct SaverOptions {
   std::string directory{};
   std::uint64_t run_id = 0;
   std::uint32_t keep = 2;  // checkpoints of this run's line; 0: all
-  /// Each call, and each wait for a write, lasts at most so long without an answer.
+  /// The longest that a call, or a wait for a write, lasts without an answer from the disk.
   double stall_seconds = 10.0;
   /// Bytes of a data file whose room is to be ours from the start, and again after each save;
   /// 0: it is taken when it is needed.
   std::uint64_t reserve_bytes = 0;
-  /// Writes to that room for so long at the start, to know how fast the folder is; 0: it does not.
+  /// Length of a probe write at the start that measures the folder's speed; 0: none.
   double probe_seconds = 0.0;
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
   /// Of several ranks that save together: rank 0 alone has the folder, and publishes; each makes
@@ -52,7 +52,7 @@ struct SavedCheckpoint {
   std::string tag{};
   CheckpointLink link{};
   std::uint64_t step = 0;
-  std::uint64_t bytes_written = 0;  // of blocks
+  std::uint64_t bytes_written = 0;  // bytes of blocks written so far
   std::vector<SavedDataFile> files{};
 };
 
@@ -63,7 +63,7 @@ class CheckpointSaver {
                                                        SaverOptions options) noexcept;
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
-  ~CheckpointSaver();  // waits for what is in flight, within its stall
+  ~CheckpointSaver();  // waits for transfers in flight, at most stall_seconds
 
   /// Returns what the folder held when it was opened.
   const FolderContent& found() const noexcept { return found_; }
@@ -72,8 +72,8 @@ class CheckpointSaver {
   /// The next checkpoint descends from this one. Not while a save is under way.
   void go_on_from(const CheckpointLink& parent) noexcept;
 
-  /// Begins to save the state of `step`. Errors: Busy: the disk still holds a former save; those of
-  /// CheckpointFolder::begin; Timeout. Nothing is begun then.
+  /// Begins to save the state of `step`; on an error no save has begun. Errors: Busy: the disk
+  /// still holds a former save; those of CheckpointFolder::begin; Timeout.
   Result<void> begin(const std::string& tag, std::uint64_t step,
                      Replaces replaces = Replaces::OwnLineage,
                      Latest latest = Latest::Becomes) noexcept;
@@ -101,16 +101,16 @@ class CheckpointSaver {
   /// Of another rank than 0, in place of commit: waits until its file is durable, for so long, and
   /// returns its record for rank 0. The save has ended. Errors: NoSpace, Io, Timeout.
   Result<SavedDataFile> make_durable(Deadline deadline) noexcept;
-  /// Of another rank than 0, in place of abandon: what it has written is rank 0's to remove.
+  /// For ranks other than 0, in place of abandon: rank 0 removes the files.
   void leave() noexcept;
-  /// The file of another rank, which is durable: behind those of the ranks before it.
+  /// Adds the durable file of another rank, after those of lower ranks.
   void add_durable(SavedDataFile file);
-  /// Starts to remove what was written. `cause`: what finish is to say.
+  /// Starts to remove the save's files. `cause`: the error that finish() returns.
   void abandon(Error cause) noexcept;
   /// Waits for the commit. Nothing: none was started since the last call. Errors: what the save
   /// failed with; Timeout: it is still under way, ask again.
   Result<std::optional<SavedCheckpoint>> finish(Deadline deadline) noexcept;
-  /// A commit was started, or could not be, and finish has not said what came of it.
+  /// A commit was started or has failed, and finish() has not returned its outcome yet.
   bool committing() const noexcept { return commit_.has_value() || lost_.has_value(); }
 
   /// Gives the reserved room back. Errors: Busy, Io, Timeout.

@@ -43,9 +43,9 @@ namespace artesian::zero3 {
 
 /// Says where checkpoints go.
 struct CheckpointPlace {
-  std::string directory{};  // made if the folder above it exists
+  std::string directory{};  // Where checkpoints are written, and how.
   std::uint32_t keep = 2;   // newest ones of this run's line; 0: all
-  /// True if the room of the next one is taken at once, and kept.
+  /// number of this run's newest checkpoints to keep; 0: all
   bool reserve = true;
   double probe_seconds = 0.0;     // of writing to it, to know the folder's speed; 0: none
   double stall_seconds = 10.0;    // after which a target that does not answer is given up
@@ -53,13 +53,13 @@ struct CheckpointPlace {
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
 };
 
-/// A module's buffer as it is: `bytes` are those of its type and shape, in row-major order.
+/// A module's buffer: `bytes` have its type and shape, in row-major order.
 struct BufferToSave {
   SavedBuffer buffer{};
   std::span<const std::byte> bytes{};  // until the call that begins the save returns
 };
 
-/// Holds what goes into a checkpoint beside the state of the training.
+/// What a checkpoint holds beside the state of the training.
 struct SaveRequest {
   std::string directory{};                       // empty: the folder that is open
   std::string tag{};                             // empty: "global_stepN"
@@ -71,9 +71,9 @@ struct SaveRequest {
   std::map<std::string, std::string> random{};   // states of generators
   std::vector<BufferToSave> buffers{};
   std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
-  bool exclude_frozen = false;  // what is not trained is left out: who loads it has that
+  bool exclude_frozen = false;  // leave out frozen parameters; the loader must have them
   Replaces replaces = Replaces::OwnLineage;  // a checkpoint that has the tag
-  Latest latest = Latest::Becomes;           // whom no tag is named goes on from it
+  Latest latest = Latest::Becomes;           // whether a resume without a tag takes this one
   /// Told of the bytes that have been copied, and of all that will be; within calls of the engine,
   /// until all state is copied. It must not throw.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = nullptr;
@@ -87,7 +87,7 @@ struct CheckpointSources {
   Executor& team;  // copies
   FileSystem& files;
   std::uint64_t run_id;          // of this process's run
-  comm::Group* group = nullptr;  // of several ranks: Note [By several ranks]
+  comm::Group* group = nullptr;  // several ranks save together: Note [By several ranks]
 };
 
 class Checkpoints {
@@ -111,7 +111,7 @@ class Checkpoints {
   double write_rate() const noexcept {
     return from_.group == nullptr ? saver_->write_rate() : write_rate_;
   }
-  /// The checkpoint that comes next descends from this one.
+  /// Makes the next checkpoint a descendant of this one.
   void go_on_from(const CheckpointLink& link) noexcept {
     ARTESIAN_CHECK(is_open());
     saver_->go_on_from(link);
@@ -119,7 +119,7 @@ class Checkpoints {
   /// Bytes of a checkpoint's data, of all ranks.
   std::uint64_t data_bytes() const noexcept;
 
-  /// A save has begun, and finish() has not yet said what came of it, or waited commit_seconds.
+  /// A save has begun, and finish() has neither returned its outcome nor waited commit_seconds.
   bool under_way() const noexcept;
   /// The step under way, which is number `step`, will be saved by a request with the same tag and
   /// buffers. None is under way. What that fails by is finish()'s.
@@ -133,20 +133,20 @@ class Checkpoints {
   }
   /// Forgets what has been added: it is not what will be saved.
   void forget() noexcept;
-  /// Begins a save of a step's state: Note [Copied as it passes]. None is under way, but the one
-  /// that is expected of this step. What it fails by is finish()'s.
+  /// Begins a save of a step's state: Note [Copied as it passes]. No other save may be under way,
+  /// except one expected for this step. finish() returns its errors.
   void begin(const SaveRequest& request, TrainingState state, std::vector<SavedGroup> groups);
   /// From begin() until copy_rest(), unless the save failed before: some state is still to come.
   bool copying() const noexcept { return save_state_ == SaveState::Copying; }
-  /// A sub-group that is what it will be in the checkpoint, while adds().
+  /// Copies a sub-group whose state is final for this checkpoint; call it while adds() is true.
   void add(const SubGroup& group) noexcept;
   /// Nanoseconds that add() has taken since this was last asked.
   std::uint64_t take_copy_ns() noexcept { return std::exchange(copy_ns_, 0); }
   /// Reads, while copying, what has not been added; the update is complete. Errors: of the tiers:
   /// Io, Corrupt, Timeout; the save has failed then.
   Result<void> copy_rest();
-  /// Starts to make durable what was copied, on a thread that nobody waits for; unless the save has
-  /// failed. `trainer`: in place of the request's.
+  /// Starts to make the copied state durable on a thread of its own, unless the save has failed.
+  /// `trainer`: replaces the request's.
   void commit(std::optional<SavedTrainer> trainer);
   /// Gives a save up that has not been committed. `cause` is what finish() says.
   void abandon(Error cause);
@@ -155,8 +155,8 @@ class Checkpoints {
   /// still become durable), Busy (so may the one before), Invalid (tag, names); or the tiers'
   /// error.
   Result<std::optional<SavedCheckpoint>> finish(double seconds);
-  /// Takes note of what came of a save that was not durable in its time and may be by now. False:
-  /// the disk still has it. None is under way.
+  /// Records the outcome of a save that missed its deadline, if it has ended. False: the disk still
+  /// holds it. No save may be under way.
   bool end_former_save();
   /// CheckpointPlace::commit_seconds.
   double commit_seconds() const noexcept { return commit_seconds_; }
@@ -203,18 +203,18 @@ class Checkpoints {
   SaveState save_state_ = SaveState::None;
   std::optional<std::uint64_t> expected_;     // a step
   std::optional<Error> not_begun_;            // why it has not begun
-  std::optional<StateSnapshot> copy_;         // of what is trained
+  std::optional<StateSnapshot> copy_;         // copy of trained parameters' state
   std::optional<StateSnapshot> frozen_copy_;  // nothing: there is none, or it is linked
   CheckpointManifest manifest_;
   std::vector<SideFile> side_files_;
   std::function<void(std::uint64_t, std::uint64_t)> progress_;
   std::uint64_t copy_ns_ = 0;
   // With several ranks:
-  double write_rate_ = 0.0;                          // of rank 0
-  std::vector<SavedPart> parts_;                     // of all ranks' files; rank 0's
+  double write_rate_ = 0.0;                          // measured by rank 0
+  std::vector<SavedPart> parts_;                     // the parts of all ranks' files, on rank 0
   bool joined_ = false;                              // all have begun, and none has committed
-  std::optional<Error> own_failure_;                 // of this rank's part
-  std::optional<Result<SavedCheckpoint>> of_ranks_;  // what came of it
+  std::optional<Error> own_failure_;                 // error of this rank's part
+  std::optional<Result<SavedCheckpoint>> of_ranks_;  // outcome of all ranks' save
   bool late_ = false;  // finish() has waited commit_seconds for what the saver still commits
   // Of the last one that was durable:
   std::string frozen_tag_;  // whose file of frozen parameters is linked

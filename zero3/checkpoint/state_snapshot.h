@@ -18,12 +18,12 @@ namespace artesian::zero3 {
 
 class StateSnapshot {
  public:
-  /// The layout is that of the units. All must outlive it. The team copies.
+  /// `layout` is that of `units`; all must outlive this object. The thread pool copies.
   StateSnapshot(const SavedUnits& units, const CheckpointLayout& layout,
                 tiering::SnapshotFile& file, pinned::Pool& buffers, Executor& team) noexcept
       : units_(units), layout_(layout), file_(file), buffers_(buffers), team_(team) {}
 
-  /// Copies all arrays of a sub-group, whose state is there, and starts to write them.
+  /// Copies all arrays of a sub-group from memory, and starts to write them.
   void add(const SubGroup& group) noexcept;
   /// Copies the bytes of each of the layout's buffers, in its order.
   void add_buffers(const std::vector<std::span<const std::byte>>& buffers) noexcept;
@@ -38,13 +38,13 @@ class StateSnapshot {
 
  private:
   std::size_t image_of(std::uint32_t unit) const noexcept;
-  /// A block, and what is to be in it.
+  /// A block and the array part that it holds.
   struct Piece {
     std::uint64_t block = 0;
     const std::byte* from = nullptr;
     std::uint64_t bytes = 0;
     BufferLease buffer{};
-    std::uint64_t first_slice = 0;  // of those of all pieces
+    std::uint64_t first_slice = 0;  // index of its first slice among the slices of all pieces
   };
   std::uint64_t lease_pieces(const SubGroup& group, std::vector<Piece>& pieces) noexcept;
   void copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept;

@@ -1,4 +1,4 @@
-// What of a configuration has changed, for a run that goes on with another.
+// Compares the configuration of a resumed run with the saved one.
 #pragma once
 
 #include <string>

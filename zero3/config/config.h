@@ -54,7 +54,7 @@ enum class OptimizerType : std::uint8_t {  // optimizers.h
   RmsProp,
   Lion,
   Lamb,
-  Muon,  // of hidden matrices; of all else AdamW
+  Muon,  // updates hidden matrices; AdamW updates all else
 };
 
 /// How Muon makes a matrix orthogonal: on its own, or on the smaller one of inner products.
@@ -64,8 +64,8 @@ struct OptimizerConfig {
   OptimizerType type = OptimizerType::Adam;
   bool decoupled_decay = true;  // AdamW; false: "Adam" with adam_w_mode false (L2)
   double lr = 1e-3;
-  double beta1 = 0.9;    // of SGD and RMSprop: momentum
-  double beta2 = 0.999;  // of RMSprop: alpha
+  double beta1 = 0.9;    // for SGD and RMSprop: momentum
+  double beta2 = 0.999;  // for RMSprop: alpha
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
@@ -95,12 +95,12 @@ struct SchedulerConfig {
   double warmup_min_lr = 0.0;
   double warmup_max_lr = 0.0;  // resolved: never "absent"
   std::uint64_t warmup_num_steps = 1000;
-  bool warmup_linear = false;  // else logarithmic
+  bool warmup_linear = false;  // false: logarithmic
   std::uint64_t total_num_steps = 0;
   double warmup_min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
 
-  struct RangeTest {  // of LRRangeTest
+  struct RangeTest {  // parameters of LRRangeTest
     double min_lr = 1e-3;
     std::uint64_t step_size = 2000;
     double step_rate = 1.0;
@@ -110,7 +110,7 @@ struct SchedulerConfig {
   };
   RangeTest range_test{};
 
-  struct Cycle {  // of OneCycle; steps of both halves, stairs of which 0 is none
+  struct Cycle {  // parameters of OneCycle; steps of both halves; 0 stairs: none
     double min_lr = 0.0;
     double max_lr = 0.0;
     double decay_lr_rate = 0.0;
@@ -172,7 +172,7 @@ struct ArtesianConfig {
   EngineChoice engine = EngineChoice::Auto;
   PollingChoice polling = PollingChoice::Off;
   bool speculative_update = true;         // under backward: under_backward.h
-  std::uint64_t skipped_steps_max = 100;  // in a row, which ends the run; 0: no limit
+  std::uint64_t skipped_steps_max = 100;  // skipped steps in a row that end the run; 0: no limit
   std::uint64_t checkpoint_every = 0;     // steps; 0: at the end alone
   DType moments = DType::Float32;         // of the optimizer; BFloat16: rounded to nearest
 
@@ -182,7 +182,7 @@ struct ArtesianConfig {
 /// Where a trainer sends the figures of steps, besides its log: a section that is enabled.
 struct TrackerConfig {
   std::string name;                            // tensorboard, wandb, csv_monitor or comet
-  std::map<std::string, std::string> options;  // that were given, as text
+  std::map<std::string, std::string> options;  // keys given in the section, as text
 
   bool operator==(const TrackerConfig&) const = default;
 };
@@ -202,19 +202,19 @@ struct Config {
   SchedulerConfig scheduler;
   std::vector<TrackerConfig> trackers;
   bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
-  bool cpu_checkpointing = false;         // and these in host memory or on NVMe
+  bool cpu_checkpointing = false;         // and inputs in host memory or on NVMe
   ZeroConfig zero;
   AioConfig aio;
   /// The config has no aio section: what `aio_bench tune` found for a disk goes before `aio`
   /// (path_io.h). A Config that was not read from JSON says what it means, unless it sets this.
   bool aio_from_profile = false;
   ArtesianConfig artesian;
-  std::vector<std::string> notes;  // one line each: accepted keys without effect, what was resolved
+  std::vector<std::string> notes;  // one line each: keys without effect, resolved values
 
   bool operator==(const Config&) const = default;
 };
 
-/// Says what becomes of keys that nobody knows. Noted: they are left out, as Config::notes says.
+/// How unknown keys are treated. Noted: they are ignored and listed in Config::notes.
 enum class UnknownKeys : std::uint8_t { AreFaults, AreNoted };
 
 /// Values of the command line and the model where the config lacks one or says "auto".
@@ -223,7 +223,7 @@ struct ConfigArguments {
   std::optional<std::uint64_t> accumulation_steps;
   std::optional<double> lr;
   std::optional<std::uint64_t> steps;  // total optimizer steps, for schedules
-  // What they come to without --steps, by the data, which says so after the config is first read.
+  // The run's steps by its data, without --steps; known only after the config was first read.
   std::optional<std::uint64_t> steps_of_data = {};
   bool steps_later = false;                  // so that a schedule may lack them for now
   std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes

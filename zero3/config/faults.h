@@ -1,4 +1,4 @@
-// What is wrong with a config: collected, so that the user sees all of it at once.
+// Collects the faults of a config, so that the user sees all of them at once.
 #pragma once
 
 #include <string>

@@ -24,8 +24,8 @@ enum class KeyType : std::uint8_t {
   Size,         // bytes: a number or a string such as "512MiB"
   PrintSteps,   // an integer, or Infinity for never
   Section,      // an object whose keys are in this table
-  OpenSection,  // an object whose other keys are not looked at
-  Any           // not looked at
+  OpenSection,  // an object whose other keys are ignored
+  Any           // ignored
 };
 
 enum class KeyEffect : std::uint8_t {
@@ -44,15 +44,15 @@ struct ConfigKey {
   std::string_view path;  // dotted
   KeyType type = KeyType::Boolean;
   std::string_view fallback = "";  // the default as JSON; "": none, and "auto" is refused,
-                                   // unless `automatic` says what it is
+                                   // unless `automatic` says what "auto" means
   KeyEffect effect = KeyEffect::InEffect;
-  std::string_view detail = "";  // by effect, see above
+  std::string_view detail = "";  // meaning depends on `effect`, see above
   double low = 0.0;
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   std::uint64_t multiple = 1;
   std::string_view choices = "";    // '|' between them
-  bool case_matters = true;         // of choices
+  bool case_matters = true;         // whether choices are case-sensitive
   bool nullable = false;            // null means absent
   std::string_view automatic = "";  // what "auto" becomes; "": the default
   std::string_view text = "";       // one line

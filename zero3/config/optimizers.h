@@ -28,7 +28,7 @@ struct OptimizerForm {
   OptimizerType type;
   std::string_view name;    // as optimizer.type has it
   Moments moments;          // the most that it keeps
-  std::string_view params;  // of optimizer.params, '|' between them
+  std::string_view params;  // keys of optimizer.params, '|' between them
   double lr = 1e-3;         // defaults
   double eps = 1e-8;
   double beta2 = 0.999;

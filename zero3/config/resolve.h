@@ -18,7 +18,7 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
 /// One fault that lists every contradiction between command line and config.
 void check_arguments(const Settings& settings, const ConfigArguments& arguments, Faults& faults);
 
-/// Rules over several keys, evaluated on what is not itself broken: config_rules.cpp.
+/// Checks rules over several keys whose values are valid by themselves: rules.cpp.
 void check_rules(const Settings& settings, Faults& faults);
 
 /// "0.001", "3e-05": the shortest text that reads back as the same number.

@@ -36,7 +36,7 @@ class Settings {
   /// Was given, but wrongly: no further complaint about it makes sense.
   bool broken(std::string_view path) const { return broken_.contains(std::string(path)); }
 
-  /// The value, or the table's default; false, 0 or empty where that is null.
+  /// Returns the value, or the table's default; false, 0 or empty if that is null.
   bool boolean(std::string_view path) const;
   std::uint64_t integer(std::string_view path) const;
   double real(std::string_view path) const;
@@ -54,7 +54,7 @@ class Settings {
  private:
   friend class SettingsReader;
   JsonValue value_of(std::string_view path, JsonValue::Kind kind) const;
-  std::map<std::string, Setting> settings_;    // by canonical path
+  std::map<std::string, Setting> settings_;    // by dotted path
   std::map<std::string, std::string> broken_;  // canonical path -> typed path
 };
 

@@ -23,7 +23,7 @@ struct JsonValue {
   bool boolean = false;
   double number = 0.0;        // may be infinite or NaN
   bool exact = false;         // the number is an integer that fits `integer`
-  std::uint64_t integer = 0;  // of a non-negative number, when exact
+  std::uint64_t integer = 0;  // exact value of a non-negative integer
   std::string text = {};      // a string's contents; a number as typed
   std::vector<JsonValue> elements = {};
   std::vector<std::pair<std::string, JsonValue>> members = {};

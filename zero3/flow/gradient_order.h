@@ -36,14 +36,14 @@ class GradientOrder {
   void added_late(std::uint32_t unit) noexcept { added_late_[unit] = true; }
   /// The next of the units that are expected, if it is complete; each once.
   std::optional<std::uint32_t> next();
-  /// Returns those of `chosen`, by unit, that were complete in the last backward of the step
-  /// before, in that order: what this one is to expect.
+  /// Returns the units of `chosen` that were complete in the last backward of the step before, in
+  /// that order: the order to expect.
   std::vector<std::uint32_t> as_before(const std::vector<bool>& chosen) const;
 
  private:
   std::vector<std::uint32_t> expected_;
-  std::size_t handed_out_ = 0;  // of these
-  std::vector<bool> complete_;  // by unit, as
+  std::size_t handed_out_ = 0;  // how many of these were handed out
+  std::vector<bool> complete_;  // whether a unit's gradient is complete
   std::vector<bool> added_late_;
   std::vector<std::uint32_t> came_;    // complete, in this order
   std::vector<std::uint32_t> before_;  // in the last backward before

@@ -14,8 +14,8 @@ struct GroupPass {
   bool read_state = false;
   bool read_grad = false;
   bool write_state = false;
-  bool write_grad = false;     // of units whose gradients are on NVMe
-  bool restore_param = false;  // reads what parameters were, or the state that they come from
+  bool write_grad = false;     // write gradients of units that have them on NVMe
+  bool restore_param = false;  // read old parameters, or the state to restore them from
 };
 
 /// The pass that updates: the optimizer's.

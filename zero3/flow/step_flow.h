@@ -20,8 +20,8 @@ namespace artesian::zero3 {
 
 /// What becomes of a step whose gradients are known.
 struct StepVerdict {
-  bool as_begun = true;  // it is updated as its last backward has begun to
-  bool skipped = false;  // it is not updated
+  bool as_begun = true;  // the update is the one that backward began
+  bool skipped = false;  // the step is not updated
   bool ends = false;     // the run ends with it
 };
 
@@ -46,7 +46,7 @@ class StepFlow {
     ARTESIAN_TRY_VOID(player().under_backward().take_back());
     return player().finish_pending();
   }
-  /// All gradients of a stage are added: updates under backward what is final.
+  /// Called when all gradients of a stage are added: updates final ones under backward.
   Result<void> end_stage(std::size_t stage) {
     ARTESIAN_TRY_VOID(player().gradients_are_added(stage));
     player().update().stage_is_done();

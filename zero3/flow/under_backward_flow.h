@@ -21,8 +21,8 @@ namespace artesian::zero3 {
 template <typename Gradients, typename Update>
 class UnderBackwardFlow {
  public:
-  /// Both must outlive it. `speculative`: what is made may be rolled back. `hooked`: somebody else
-  /// runs the model. The order in which its gradients become final is that of the step before.
+  /// Both must outlive it. `speculative`: updates may be rolled back. `hooked`: the caller runs the
+  /// model, and the order of final gradients is taken from the step before.
   UnderBackwardFlow(std::size_t units, bool speculative, bool hooked, Gradients& gradients,
                     Update& update)
       : gradients_(gradients),
@@ -84,13 +84,13 @@ class UnderBackwardFlow {
   bool begun() const noexcept { return update_.under_backward() && !update_.speculative(); }
   /// Rolls the step's update back, as far as it has begun one that may be.
   Result<void> take_back() { return update_.speculative() ? update_.take_back() : Result<void>(); }
-  /// The step is given up: rolls back what may be, and gives back what was borrowed to read ahead.
+  /// Abandons the step: rolls back tried updates, and returns memory borrowed for reading ahead.
   Result<void> abandon() {
     ARTESIAN_TRY_VOID(take_back());
     return update_.skip();
   }
-  /// The backward was not the step's last one, or somebody wants what was there before the update:
-  /// the same, and the next step does not try.
+  /// The backward was not the step's last one, or the caller needs the values before the update: as
+  /// abandon(), and the next step does not try.
   Result<void> give_up() {
     given_up_ = true;
     gradient_order_.give_up();
@@ -111,9 +111,9 @@ class UnderBackwardFlow {
   const bool speculative_;
   const bool hooked_;
   bool stopped_ = false;
-  bool given_up_ = false;         // what was begun for this step
-  double sum_squares_ = 0.0;      // of gradients that are final
-  double sum_squares_max_ = 0.0;  // that are not clipped
+  bool given_up_ = false;         // the update begun for this step was given up
+  double sum_squares_ = 0.0;      // sum of squares of final gradients
+  double sum_squares_max_ = 0.0;  // limit of that sum above which the step is clipped
   std::vector<bool> units_;
   std::vector<std::vector<std::uint32_t>> by_stage_;  // those of units_ that are final there
   GradientOrder gradient_order_;

@@ -37,14 +37,14 @@
 
 namespace artesian::zero3 {
 
-/// What becomes of the places to which what is tried is written.
+/// What happens to the shadows, the second places of tried updates.
 enum class Shadows : std::uint8_t { Begin, Drop, Commit };
 
 template <typename Player>
 class UpdateFlow {
  public:
-  /// Updates come to units in this order from here on: of first use in forward. Those that are not
-  /// named come after these. No update is under way. Without it the order is that of their numbers.
+  /// Sets the order of updates: that of first use in forward. Units that are not named follow. No
+  /// update may be under way. The default is the order of unit numbers.
   void set_order(const std::vector<std::uint32_t>& units) { order_.set_order(units); }
   /// Begins an update while gradients are still to come: of `units`, in this order, each once its
   /// own is final. Behind them it reads what defer() will update first, as far as the ring goes;
@@ -59,17 +59,17 @@ class UpdateFlow {
     if (speculative()) player().shadows(Shadows::Begin);
     return {};
   }
-  /// Some unit is updated so, and defer() is still to come.
+  /// Units are being updated under backward, and defer() has not been called yet.
   bool under_backward() const noexcept { return order_.under_backward(); }
-  /// It may be rolled back.
+  /// The update may be rolled back.
   bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
-  /// How many units are updated so.
+  /// How many units are updated under backward.
   std::size_t updated_under_backward() const noexcept {
     return under_backward() ? order_.updated().size() : 0;
   }
   bool step_under_way() const noexcept { return order_.phase() == UpdatePhase::Deferred; }
 
-  /// The accumulated gradient of the next of begin_ahead's units is what it will be.
+  /// The accumulated gradient of the next of begin_ahead's units is final.
   void gradient_is_final(std::uint32_t unit) {
     order_.gradient_is_final(unit);
     player().fix(unit);
@@ -81,8 +81,8 @@ class UpdateFlow {
     const bool reads = order_.phase() == UpdatePhase::Reading || under_backward();
     if (reads && !player().separate()) player().lend(true);
   }
-  /// Rolls back what is tried: weights, moments and gathered parameters are what they were before.
-  /// What defer() then begins is of all units. Errors: as update_up_to.
+  /// Rolls back the tried update: weights, moments and gathered parameters have their former
+  /// values, and defer() then begins with all units. Errors: as update_up_to.
   Result<void> take_back() {
     ARTESIAN_CHECK(speculative());
     player().shadows(Shadows::Drop);
@@ -94,8 +94,8 @@ class UpdateFlow {
   }
   /// UpdateOrder::judged.
   void judged(bool as_begun) noexcept { order_.judged(as_begun); }
-  /// The step is not updated: what was borrowed to read ahead for it goes back, since the next
-  /// forward comes first. Errors: as begin_ahead.
+  /// The step is not updated: returns memory borrowed for reading ahead, since the next forward
+  /// needs it. Errors: as begin_ahead.
   Result<void> skip() {
     player().lend(false);  // soon forward needs all memory
     return player().borrows() ? stop_reading() : Result<void>();
@@ -109,7 +109,7 @@ class UpdateFlow {
     return player().abandon_pass();
   }
 
-  /// True if the next unit may be updated though nobody has asked for it.
+  /// True if the next unit may be updated before anything demands it.
   bool may_update_next() {
     const auto keeps = [this](std::uint32_t unit) { return player().keeps(unit); };
     return order_.may_update_next(keeps) && player().reduced(order_.next());
@@ -135,8 +135,8 @@ class UpdateFlow {
     }
     return ring.may_read_on() ? ring.read_on() : Result<void>();
   }
-  /// Updates a unit and those before it in order, where that is still to come. Errors: the ring's
-  /// and the player's.
+  /// Updates a unit and those before it in order, unless that is done. Errors: the ring's and the
+  /// player's.
   Result<void> update_up_to(std::uint32_t unit) {
     while (order_.demands(unit)) ARTESIAN_TRY_VOID(update_next());
     return {};

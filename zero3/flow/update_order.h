@@ -31,16 +31,16 @@ enum class UpdatePhase : std::uint8_t {
   Idle,      // no update is begun
   Reading,   // what the next forward updates first is read, and nothing updated
   Begun,     // under the last backward units are updated, for good
-  Tried,     // so, but what was updated may be rolled back
-  Deferred,  // all gradients are known: what is left is updated as it is demanded
+  Tried,     // as Begun, but the update may be rolled back
+  Deferred,  // all gradients are known: the rest is updated on demand
 };
 
 enum class UpdateCall : std::uint8_t {
   BeginAhead,     // the step's last backward begins
   Final,          // the gradient of the next unit of that part is final
   Update,         // the next unit is updated
-  RollBack,       // what was tried is undone
-  StopReading,    // what was read ahead is dropped
+  RollBack,       // undo what was tried
+  StopReading,    // drop what was read ahead
   BeginDeferred,  // all gradients are known, and the step is updated
   Finish,         // nothing is left
 };
@@ -71,13 +71,13 @@ class UpdateOrder {
   /// The placement must outlive it. Its units are updated in the order of their numbers.
   explicit UpdateOrder(const Placement& placement);
 
-  /// Updates come to units in this order from here on: of first use in forward. Those that are not
-  /// named come after these. No update is under way.
+  /// Sets the order of updates: that of first use in forward. Units that are not named follow. No
+  /// update may be under way.
   void set_order(const std::vector<std::uint32_t>& units);
   /// Returns all units that are updated, in this order.
   const std::vector<std::uint32_t>& trained() const noexcept { return trained_; }
   UpdatePhase phase() const noexcept { return phase_; }
-  /// True if units are updated under the last backward, and begin_deferred is still to come.
+  /// True if units are updated under the last backward, and begin_deferred has not been called yet.
   bool under_backward() const noexcept {
     return phase_ == UpdatePhase::Begun || phase_ == UpdatePhase::Tried;
   }
@@ -88,8 +88,8 @@ class UpdateOrder {
   bool reads_ahead() const noexcept {
     return placement_.gradients_in_memory() && !placement_.measures;
   }
-  /// True if begin_ahead(units, tried) would go on with what is read since the step before, which
-  /// was skipped.
+  /// True if begin_ahead(units, tried) would continue with what was read since the step before,
+  /// which was skipped.
   bool goes_on_reading(const std::vector<std::uint32_t>& units, bool tried) const noexcept {
     return phase_ == UpdatePhase::Reading && (units.empty() || (tried && !may_try_));
   }
@@ -97,25 +97,25 @@ class UpdateOrder {
   /// once. `tried`: they may be rolled back; then there are none after a step that was. What is
   /// read behind them follows: pass() has both. Errors of order abort.
   void begin_ahead(std::vector<std::uint32_t> units, bool tried);
-  /// The gradient of the next of ahead() is what it will be.
+  /// The gradient of the next of ahead() is final.
   void gradient_is_final(std::uint32_t unit) noexcept;
   /// All is undone: ahead() is empty, and no unit updated.
   void roll_back() noexcept;
-  /// What was read is dropped: begin_deferred's pass reads it anew.
+  /// Drops what was read: begin_deferred's pass reads it anew.
   void stop_reading() noexcept;
   /// All gradients are known, and every unit of ahead() is updated. Returns true if the pass under
-  /// way goes on with what is left, false if pass() is a new one.
+  /// way continues with the rest, false if pass() is a new one.
   bool begin_deferred();
   /// Every unit of the pass is updated.
   void finish() noexcept;
-  /// The step's gradients are known. `as_begun`: what was tried was right. It decides whether the
-  /// next step tries.
+  /// The step's gradients are known. `as_begun`: the tried update was right, so that the next step
+  /// may try, too.
   void judged(bool as_begun) noexcept { may_try_ = as_begun; }
 
-  /// Units of the pass under way, in its order: first those of ahead().
+  /// Units of the pass under way in order, those of ahead() first.
   const std::vector<std::uint32_t>& pass() const noexcept { return pass_; }
   std::span<const std::uint32_t> ahead() const noexcept { return std::span(pass_).first(ahead_); }
-  /// Those of them whose gradients are final, and those of the pass that are updated.
+  /// Units of ahead() with final gradients; and the pass's updated units.
   std::span<const std::uint32_t> finals() const noexcept { return std::span(pass_).first(final_); }
   std::span<const std::uint32_t> updated() const noexcept {
     return std::span(pass_).first(updated_);
@@ -129,7 +129,7 @@ class UpdateOrder {
     ARTESIAN_CHECK(some_left(), updated_, pass_.size());
     return pass_[updated_];
   }
-  /// True if the next unit must be updated before somebody uses `unit`: it comes no later.
+  /// True if the next unit must be updated before `unit` is used: it comes no later in the order.
   bool demands(std::uint32_t unit) const noexcept {
     return phase_ == UpdatePhase::Deferred && some_left() && turn(next()) <= turn(unit);
   }
@@ -162,11 +162,11 @@ class UpdateOrder {
   const Placement& placement_;
   UpdatePhase phase_ = UpdatePhase::Idle;
   std::vector<std::uint32_t> trained_;
-  std::vector<std::size_t> turns_;  // by unit: its place in that, from 1; frozen: 0
+  std::vector<std::size_t> turns_;  // each unit's place in that order, from 1; frozen: 0
   std::vector<std::uint32_t> pass_;
-  std::size_t ahead_ = 0;         // of these, the first ones: under backward
-  std::size_t final_ = 0;         // of those: their gradients are final
-  std::size_t updated_ = 0;       // of the pass
+  std::size_t ahead_ = 0;         // how many of the pass's first units are updated under backward
+  std::size_t final_ = 0;         // how many of those have final gradients
+  std::size_t updated_ = 0;       // how many units of the pass are updated
   std::vector<bool> is_ahead_;    // by unit
   std::vector<bool> is_pending_;  // by unit
   bool may_try_ = true;

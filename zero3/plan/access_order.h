@@ -41,10 +41,10 @@ class AccessOrder {
   std::uint64_t reuse_distance(std::size_t index, std::uint32_t unit) const noexcept;
 
  private:
-  const std::vector<std::uint64_t> numel_;  // by unit
+  const std::vector<std::uint64_t> numel_;  // elements of each unit
   std::vector<Access> accesses_;
   std::vector<std::uint64_t> touched_{0};  // elements of all accesses before each, and of all
-  std::vector<std::vector<std::uint64_t>> uses_;  // by unit: the accesses that use it, ascending
+  std::vector<std::vector<std::uint64_t>> uses_;  // the accesses that use each unit, ascending
 };
 
 }  // namespace artesian::zero3

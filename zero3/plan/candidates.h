@@ -13,7 +13,7 @@ namespace artesian::zero3 {
 /// The most parameters' elements of a unit that any rank holds.
 std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept;
 
-/// In the order in which the optimizer comes to it, but for its own state. `moves`: by unit.
+/// All candidates but optimizer state, in the order of the update. `moves`: by unit.
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,
                                             const std::vector<UnitMoves>& moves);
 

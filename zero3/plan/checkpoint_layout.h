@@ -42,20 +42,20 @@ enum class SavedArray : std::uint8_t {
 };
 inline constexpr std::size_t saved_array_count = 12;
 
-/// How the manifest describes an array: what it is part of, and how that is made of it.
+/// The manifest's description of an array: its role and encoding.
 struct SavedArrayFormat {
   std::string_view name;
   std::string_view role;      // "master", "weight", or a moment: "exp_avg", "sum"
   std::string_view encoding;  // "plain", "split-v1(high)", "split-v1(low)", "split-v1(tie)"
-  std::string_view dtype;     // of the safetensors format; empty: F32, F16 or BF16; of a moment
+  std::string_view dtype;     // safetensors dtype of a moment; empty: F32, F16 or BF16
                               // F32 stands for BF16, too
 };
 const SavedArrayFormat& format_of(SavedArray array) noexcept;
 /// What an array has of an optimizer's moments; None: it is no moment.
 enum class MomentKind : std::uint8_t { None, Average, Squares, SignedSquares };
 MomentKind moment_kind(SavedArray array) noexcept;
-/// The array of this name. Errors: Unsupported: role, encoding or dtype are not those of any that
-/// is known.
+/// Finds the array of this name. Errors: Unsupported: role, encoding or dtype are
+/// unknown.
 Result<SavedArray> find_saved_array(std::string_view name, std::string_view role,
                                     std::string_view encoding, std::string_view dtype);
 
@@ -70,16 +70,16 @@ enum class StateForm : std::uint8_t {
 struct SavedImage {
   struct Parameter {
     std::uint32_t parameter = 0;
-    std::uint64_t first = 0;  // element of the image where it begins
+    std::uint64_t first = 0;  // index of its first element in the image
     std::uint64_t numel = 0;
   };
-  std::vector<Parameter> parameters{};  // in image order
+  std::vector<Parameter> parameters{};  // parameters in image order
   std::uint64_t first = 0;              // elements [first, first + count) are this rank's
   std::uint64_t count = 0;              // multiples of 2048, both
-  std::uint64_t sub_group = 0;          // elements, a multiple of 2048: what is written at once
+  std::uint64_t sub_group = 0;          // elements that are written at once, a multiple of 2048
   StateForm form = StateForm::Whole;
-  DType frozen_dtype = DType::Float32;  // of Frozen
-  Moments moments{};                    // of Whole and Split
+  DType frozen_dtype = DType::Float32;  // dtype of a Frozen image
+  Moments moments{};                    // moments of Whole and Split images
   DType moment_dtype = DType::Float32;  // theirs: or BFloat16
 };
 /// Its arrays, in the order in which they lie in the file.
@@ -141,14 +141,14 @@ class CheckpointLayout {
     SavedArray array = SavedArray::Master;
     std::uint64_t first_block = 0;
     std::uint64_t blocks_per_sub_group = 0;
-    std::uint64_t blocks = 0;  // of the whole array
+    std::uint64_t blocks = 0;  // blocks of the whole array
   };
 
   std::string head_;
   std::vector<CheckpointBlock> blocks_;
   std::vector<SavedPart> parts_;
   std::vector<SavedBufferPlace> buffers_;
-  std::vector<std::vector<Array>> arrays_;  // by image
+  std::vector<std::vector<Array>> arrays_;  // arrays, by image
   BlockRange buffer_blocks_;
 };
 

@@ -10,8 +10,8 @@
 namespace artesian::zero3 {
 
 struct CheckpointLink {
-  std::uint64_t id = 0;      // random, not 0
-  std::uint64_t parent = 0;  // the checkpoint that the run had saved, or come from, before; 0: none
+  std::uint64_t id = 0;       // random, not 0
+  std::uint64_t parent = 0;   // id of the run's checkpoint before it; 0: none
   std::uint64_t lineage = 0;  // fixed at step 0, inherited at resume
   std::uint64_t serial = 0;   // one more than the parent's
 
@@ -37,13 +37,13 @@ std::string newest_of(const std::vector<FoundCheckpoint>& found);
 std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,
                                   const std::string& latest, std::uint32_t keep);
 
-/// The room that checkpoints will need beside what is there.
+/// The space that checkpoints need beyond what they use now.
 struct CheckpointRoom {
-  std::uint64_t checkpoint_bytes = 0;  // of one
-  std::uint64_t saves = 1;             // at most so many are to come; 0: without end
+  std::uint64_t checkpoint_bytes = 0;  // bytes of one checkpoint
+  std::uint64_t saves = 1;             // the most saves to come; 0: without end
   std::uint32_t keep = 2;              // 0: all
-  std::uint64_t present = 0;           // that count against `keep`
-  std::uint64_t spares = 0;            // reserved room for so many is there
+  std::uint64_t present = 0;           // existing checkpoints that count against `keep`
+  std::uint64_t spares = 0;            // existing files of reserved space
 };
 /// Bytes. A checkpoint is removed only when the next one is durable, so that one more than are kept
 /// exist at once. The largest number there is where `saves` and `keep` have no end.

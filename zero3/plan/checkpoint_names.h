@@ -27,7 +27,7 @@ Result<void> check_checkpoint_tag(std::string_view tag);
 /// The name that a damaged checkpoint is moved to, out of the way of the next one of its tag:
 /// "TAG.damaged", then "TAG.damaged2" and so on.
 std::string damaged_name(std::string_view tag, std::uint64_t number);
-/// True if a name is one of these: such a folder is looked at by nobody.
+/// True if a name marks a damaged checkpoint: such a folder is ignored.
 bool is_damaged_name(std::string_view name) noexcept;
 
 /// True if a text may name a file of the caller's: as a tag. It is kept as "client-NAME".

@@ -13,7 +13,7 @@ namespace artesian::zero3 {
 struct DeviceNeed {         // bytes
   std::uint64_t fixed = 0;  // homes and persistent slots
   std::uint64_t stage = 0;  // slots of the stage that needs most
-  std::uint64_t next = 0;   // and of the one that needs most beside it
+  std::uint64_t next = 0;   // and of the largest stage that can be beside it
   std::uint64_t all = 0;    // slots of all units
   std::string largest_stage;
 };

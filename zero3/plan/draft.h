@@ -26,8 +26,8 @@ struct Draft {
   Placement placement;
   // Of the device tier's budget, bytes:
   std::uint64_t device_room = 0;   // for homes and slots
-  std::uint64_t device_spare = 0;  // of it for optimizer state
-  bool device_full = false;        // it lacks room for parameters that might live there
+  std::uint64_t device_spare = 0;  // part of it for optimizer state
+  bool device_full = false;        // it cannot hold all parameters that might live there
   bool persistence_cut = false;    // fewer elements persist than the configuration allows
   Cost cost{};
 };

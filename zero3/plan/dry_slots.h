@@ -15,16 +15,16 @@ namespace artesian::zero3 {
 
 struct DryUnit {
   std::uint64_t slot_bytes = 0;  // 0: aliased, nothing moves
-  bool persistent = false;       // its slot comes from the far end
+  bool persistent = false;       // its slot is at the far end
 };
 
-/// Those of a placement.
+/// Returns the units of a placement.
 std::vector<DryUnit> dry_units(const Placement& placement);
 
 struct DryMove {
   tiering::SlotState to = tiering::SlotState::Absent;
   std::uint32_t unit = 0;
-  aio::Priority priority = aio::Priority::Demand;  // of Fetching
+  aio::Priority priority = aio::Priority::Demand;  // priority of a fetch
 };
 
 class DrySlots final : public tiering::UnitSlots {

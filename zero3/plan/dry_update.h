@@ -66,17 +66,17 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   using Item = DryItem;
   using Ring = tiering::RingOrder<DryUpdate, DryItem>;
   struct UnitUpdate {
-    Moved moved;            // of the whole unit, as are
+    Moved moved;            // bytes of the whole unit, as are the two below
     Moved state;            // what of it is the optimizer's, and the
     std::uint64_t bus = 0;  // bytes, and by the kernels:
     std::uint64_t touched = 0;
     std::uint64_t count = 1;  // tasks that share them
-    std::uint64_t reads = 0;  // of these: that share what is read
-    std::uint64_t items = 0;  // and that have an item of the ring, and share what is written
-    bool told = false;        // it is known what it moves
+    std::uint64_t reads = 0;  // tasks that read, which share the bytes read
+    std::uint64_t items = 0;  // tasks with an item of the ring, which share the bytes written
+    bool told = false;        // what it moves is known
   };
 
-  friend UpdateFlow;  // which this is the player of:
+  friend UpdateFlow;  // UpdateFlow plays this class
   Ring& ring() noexcept { return ring_; }
   bool separate() const noexcept { return plan_.separate_device; }
   Result<void> begin_pass() {
@@ -123,7 +123,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     return {};
   }
   static void fix(std::uint32_t) noexcept {}
-  /// Under backward a unit's bytes are those of its slot when its gradient is final.
+  /// Under backward, the bytes of a unit depend on its slot when its gradient is final.
   void begin_refresh(std::uint32_t unit) {
     if (under_backward()) tell(unit);
   }
@@ -168,7 +168,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     return {};
   }
   static void count_updates() noexcept {}
-  /// The host waits for its writes before new gradients come.
+  /// The host waits for these writes before new gradients are added.
   Result<void> drain() {
     Task& waits = separate() ? clock_.worked : clock_.computed;
     waits = clock_.join({clock_.computed, clock_.worked, written_});
@@ -176,7 +176,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     return ring_.give_back_borrowed();
   }
 
-  friend Ring;  // which this is the port of, too:
+  friend Ring;  // RingOrder uses this class as its port
   std::uint32_t count() const { return static_cast<std::uint32_t>(own_.size()); }
   Item& own(std::uint32_t index) { return own_[index]; }
   static bool borrowed(const Item& item) { return item.lent; }
@@ -297,14 +297,14 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   StepClock& clock_;
   const DryUpdateHooks hooks_;
   const std::uint64_t grain_;                 // sub-groups that count as one
-  std::vector<UnitUpdate> updates_;           // by unit, as
-  std::vector<std::vector<RingNeed>> needs_;  // of its tasks
+  std::vector<UnitUpdate> updates_;           // one for each unit
+  std::vector<std::vector<RingNeed>> needs_;  // what each task of a unit needs
   std::vector<Item> own_;
   std::list<Item> lent_;
   std::uint64_t lendable_ = 0;  // items that may be borrowed at once
   std::size_t stage_ = 0;
   Ring ring_;
-  std::vector<RingTask> done_;        // of a pass that was abandoned
+  std::vector<RingTask> done_;        // tasks that an abandoned pass had done
   Task not_before_ = Schedule::none;  // the pass's reads
   Task read_ = Schedule::none;        // the last of them
   Task written_ = Schedule::none;     // its writes

@@ -15,12 +15,12 @@ struct ExchangeBuffers {
   std::uint64_t ranks = 0;         // 0: there is one rank, and nothing is exchanged
   std::uint64_t slice = 0;         // elements of each share that go at a time
   std::uint64_t element_size = 0;  // bytes: gradients go in the dtype of the parameters
-  std::uint64_t header = 0;        // bytes before each slice: whose it is, and what is in it
+  std::uint64_t header = 0;        // bytes before each slice: its owner and content
   std::uint64_t whole = 0;         // bytes: of the largest gradient that is made in tiles
   std::uint64_t held = 0;          // bytes: of all gradients of a micro-batch, until it is whole
 
   std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
-  /// What goes out, and what comes in.
+  /// Bytes of one direction: sent or received.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
   /// What one rank sends of a unit's gradient of a micro-batch, and gets.
   std::uint64_t bytes_of(const Unit& unit) const noexcept;

@@ -30,10 +30,10 @@ struct Ring {
   std::uint64_t bytes() const noexcept { return count * item_bytes; }
 };
 
-struct Staging {                  // of a separate device; without one nothing
-  std::uint64_t bytes = 0;        // of one buffer
+struct Staging {                  // buffers of a separate device; empty without one
+  std::uint64_t bytes = 0;        // size of one buffer
   std::uint32_t param_count = 0;  // buffers for parameters from NVMe,
-  std::uint32_t grad_count = 0;   // and for gradients to the host
+  std::uint32_t grad_count = 0;   // number of buffers for gradients to the host
 
   std::uint64_t all_bytes() const noexcept { return bytes * (param_count + grad_count); }
 };

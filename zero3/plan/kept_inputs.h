@@ -26,9 +26,9 @@ struct KeptInputs {
   std::uint64_t at_once = 0;  // micro-batches that run layer by layer; 0: all stay with LibTorch
   std::vector<std::string> names;    // [stages]
   std::vector<std::uint64_t> bytes;  // [stages] of one micro-batch; 0: its input stays
-  /// [stages * at_once], by stage, then by micro-batch; Device: stays where it was computed.
+  /// [stages * at_once], by stage, then by micro-batch; Device: kept where it was computed.
   std::vector<tiering::Tier> homes;
-  // What goes to NVMe passes through host buffers of one block each; 0 without.
+  // Size of the host buffers through which inputs go to NVMe; 0 without NVMe.
   std::uint64_t block_bytes = 0;
   std::uint32_t buffer_count = 0;
 
@@ -42,7 +42,7 @@ struct KeptInputs {
   }
   /// Bytes of a place for the stage's input: whole pages.
   std::uint64_t place_bytes(std::size_t stage) const noexcept;
-  std::uint64_t largest() const noexcept;  // of these
+  std::uint64_t largest() const noexcept;  // largest of these
   std::uint64_t buffer_bytes() const noexcept { return block_bytes * buffer_count; }
   /// Bytes of all places that are in a tier.
   std::uint64_t bytes_in(tiering::Tier tier) const noexcept;
@@ -53,7 +53,7 @@ struct KeptInputsRequest {
   /// [stages] elements of each stage's input of one micro-batch, as many as any has.
   const std::vector<std::uint64_t>* elements = nullptr;
   std::uint64_t element_size = 4;
-  std::uint64_t micro_batches = 1;  // of a step
+  std::uint64_t micro_batches = 1;  // micro-batches of a step
   /// The bytes that may be in no tier: of each micro-batch of a group, one boundary.
   std::uint64_t activation_bytes = 0;
   bool nvme = false;  // there is a swap file for what host memory does not hold

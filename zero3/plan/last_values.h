@@ -11,14 +11,14 @@ namespace artesian::zero3 {
 template <std::size_t count_max>
 class LastValues {
  public:
-  /// Takes the place of the oldest, where there are as many already.
+  /// Adds a value, in place of the oldest if the series is full.
   void add(double value) { values_[count_++ % count_max] = value; }
   /// In no particular order.
   std::span<const double> all() const { return {values_.data(), std::min(count_, count_max)}; }
 
  private:
   std::array<double, count_max> values_ = {};
-  std::size_t count_ = 0;  // of the series
+  std::size_t count_ = 0;  // values added so far
 };
 
 }  // namespace artesian::zero3

@@ -36,14 +36,14 @@ struct ParameterPlace {
 
 struct Unit {
   std::string name;
-  std::vector<std::uint32_t> parameters;  // in image order
+  std::vector<std::uint32_t> parameters;  // indices of parameters, in image order
   std::uint64_t numel = 0;                // elements of its parameters
   std::uint64_t share = 0;                // elements of one rank's share of its image
   std::uint64_t image = 0;                // elements of its image, shares together, with padding
   bool persistent = false;                // gathered once, never released
   bool trainable = true;                  // as all of its parameters are
-  std::uint64_t rows = 0;  // of the one matrix that it is, if that is updated as a whole
-  double aspect = 1.0;     // of that one's last two dimensions, the first by the second
+  std::uint64_t rows = 0;                 // rows of a unit that is one matrix updated as a whole
+  double aspect = 1.0;                    // ratio of that matrix's last two dimensions
   bool as_stored =
       false;  // its stages take it in the dtype in which it is stored: tiled or looked up
 
@@ -69,13 +69,13 @@ struct Unit {
 };
 
 struct Layout {
-  std::vector<Unit> units;                         // in order of first use
-  std::vector<ParameterPlace> places;              // by parameter
+  std::vector<Unit> units;                         // units in order of first use
+  std::vector<ParameterPlace> places;              // one for each parameter
   std::vector<std::vector<std::uint32_t>> stages;  // units that each stage gathers
-  std::size_t first_trainable_stage = 0;           // where backward ends
+  std::size_t first_trainable_stage = 0;           // the stage at which backward ends
 };
 
-/// Whether what is frozen is cut among the ranks, or each has all of it.
+/// Whether frozen parameters are divided among the ranks, or whole on each.
 enum class Frozen : std::uint8_t { Cut, Whole };
 /// Says whether a matrix that is trained is a unit of its own: ParameterSpec::matrix.
 enum class Matrices : std::uint8_t { Together, Apart };

@@ -33,12 +33,12 @@ struct PlacementRequest {
   bool whole_params = false;  // each rank has all parameters, at stage 3, too
   bool whole_frozen = false;  // each rank has all that is frozen
   bool hooked = false;        // StepCoreOptions::hooked
-  bool split_master = true;   // where it costs no bytes; false: nowhere
-  bool split_far = false;     // and where it costs bytes of the bus, but less host memory
-  bool spare_device = true;   // holds what is meant for NVMe; false: nothing of it
+  bool split_master = true;   // split master weights if that moves fewer bytes; false: never
+  bool split_far = false;     // also if that moves more bytes over the bus, to save host memory
+  bool spare_device = true;   // spare device memory keeps state meant for NVMe
   bool resident = false;      // all parameters persist, so that they can be read between passes
   /// For config.cpu_checkpointing: [stages] elements, in the compute dtype, of each stage's input
-  /// of one micro-batch. Empty: not known, and inputs stay where they are computed.
+  /// of one micro-batch. Empty: unknown, and inputs stay on the device.
   std::vector<std::uint64_t> input_elements{};
   std::uint64_t activation_bytes = 0;  // budget of what several micro-batches keep at once
 };

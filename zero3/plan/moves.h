@@ -10,7 +10,7 @@ namespace artesian::zero3 {
 struct Moved {  // bytes
   std::uint64_t nvme_read = 0;
   std::uint64_t nvme_write = 0;
-  std::uint64_t to_device = 0;  // host to device; on a CPU what is cast or copied, aliased is 0
+  std::uint64_t to_device = 0;  // host to device; on a CPU casts and copies; 0 if aliased
   std::uint64_t to_host = 0;
   std::uint64_t bus = 0;  // what one rank receives from the others
 
@@ -23,11 +23,11 @@ struct MovedByKind {
   Moved param;
   Moved grad;
   Moved optimizer;
-  Moved input;  // of stages, kept for backward (kept_inputs.h)
+  Moved input;  // stage inputs, kept for backward (kept_inputs.h)
 
   MovedByKind& operator+=(const MovedByKind& other) noexcept;
   Moved total() const noexcept;
-  /// One of so many equal parts.
+  /// Divides all bytes into this many equal parts.
   MovedByKind& operator/=(std::uint64_t parts) noexcept;
   bool operator==(const MovedByKind&) const = default;
 };
@@ -37,8 +37,8 @@ struct MovedByKind {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
 /// Moves of the pass that reads before the update does (Placement::measures); else none.
 MovedByKind measure_moves(const Placement& plan, std::uint32_t unit);
-/// And of a pass that rolls it back: what its parameters were is read, or the state that they come
-/// from, and written back.
+/// Bytes of a pass that rolls the update back: old parameters, or the state they come from, are
+/// read, and parameters written.
 Moved restore_moves(const Placement& plan, std::uint32_t unit);
 
 }  // namespace artesian::zero3

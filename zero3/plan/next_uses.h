@@ -13,7 +13,7 @@
 namespace artesian::zero3 {
 
 enum class Holding : std::uint8_t {
-  Ignored,   // in use, or never moved
+  Ignored,   // in use, or a unit that is never moved
   Absent,    // would have to be fetched
   Evictable  // could be given up
 };
@@ -53,8 +53,8 @@ class NextUses {
     Holding holding = Holding::Ignored;
     std::uint64_t ordinal = 0;
   };
-  std::vector<std::uint64_t> numel_;  // by unit
-  std::vector<Entry> entries_;        // by unit
+  std::vector<std::uint64_t> numel_;  // elements of each unit
+  std::vector<Entry> entries_;        // one for each unit
   std::size_t leaves_ = 0;
   // Tournaments: node i is the winner of nodes 2i and 2i + 1, the units are the last `leaves_`.
   std::vector<std::uint64_t> absent_;   // the least ordinal

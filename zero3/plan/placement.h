@@ -31,9 +31,9 @@ struct UnitPlacement {
   tiering::Tier param = tiering::Tier::Nvme;
   tiering::Tier grad = tiering::Tier::Host;
   tiering::Tier optimizer = tiering::Tier::Nvme;
-  std::vector<tiering::Tier> optimizer_homes;  // by sub-group; empty: `optimizer` has all
+  std::vector<tiering::Tier> optimizer_homes;  // by sub-group; empty: all in `optimizer`
   Master master = Master::Own;
-  DType computed = DType::Float32;  // of its gathered parameters
+  DType computed = DType::Float32;  // dtype of its gathered parameters
   // How parameters get to where compute reads them, and gradients from there to their accumulator:
   // with_routes() derives them. An update is made on a separate device, or else by the host, which
   // gets at all else by host_route().
@@ -48,7 +48,7 @@ struct UnitPlacement {
 };
 
 struct Placement {
-  /// The host cannot reach the device's memory: what else says so is derived from it.
+  /// The host cannot reach the device's memory; other members follow from this one.
   bool separate_device = false;
   Layout layout;
   std::vector<UnitPlacement> units;
@@ -56,11 +56,11 @@ struct Placement {
   // share of every image. Stage 3 cuts the parameters, too.
   std::uint64_t ranks = 1;
   bool params_cut = false;               // among several ranks
-  DType param_dtype = DType::Float32;    // of the param shards
-  DType grad_dtype = DType::Float32;     // of the accumulators
-  DType compute_dtype = DType::Float32;  // of activations, and of what is gathered: computed
+  DType param_dtype = DType::Float32;    // of parameter shards
+  DType grad_dtype = DType::Float32;     // of gradient accumulators
+  DType compute_dtype = DType::Float32;  // of activations, and of most gathered parameters
   Moments moments{};                     // what the optimizer keeps beside weights
-  DType moment_dtype = DType::Float32;   // or BFloat16
+  DType moment_dtype = DType::Float32;   // Float32 or BFloat16
   bool measures = false;                 // the update's first pass only reads: LAMB's norms
   std::uint64_t sub_group = 0;           // elements, multiple of 2048: also the checksum grain
   std::uint64_t device_pool_bytes = 0;   // homes and slots
@@ -86,14 +86,14 @@ struct Placement {
   std::uint64_t grad_scratch_bytes = 0;
   std::uint64_t nvme_param_bytes = 0;  // on offload_param.nvme_path: params, spilled gradients
   std::uint64_t nvme_optimizer_bytes = 0;
-  KeptInputs inputs;               // of stages, kept for backward in a tier
-  std::vector<std::string> notes;  // what was cut to the budget
+  KeptInputs inputs;               // stage inputs kept for backward in a tier
+  std::vector<std::string> notes;  // what was cut to the budgets
 
   /// Number of sub-groups of this rank's share of a unit, and the elements of one of them.
   /// A frozen unit is cut alike, for its checksums, and has no records.
   std::uint64_t sub_group_count(std::uint32_t unit) const noexcept;
-  /// What the optimizer keeps of a unit's elements, and how many of these a sub-group has at most:
-  /// all of a matrix that is updated as a whole.
+  /// The optimizer's moments of a unit, and the most elements of its sub-groups: all of a matrix
+  /// that is updated as a whole.
   const Moments& moments_of(std::uint32_t unit) const noexcept {
     return layout.units[unit].rows != 0 ? matrix_moments : moments;
   }
@@ -145,12 +145,12 @@ struct Placement {
   /// True if the sum of several micro-batches' gradients may take the place of one of them: they
   /// have the dtype of the accumulator, and there is one rank.
   bool sums_as_accumulated() const noexcept { return grad_dtype == param_dtype && ranks == 1; }
-  /// True if a separate device may sum a unit's gradients before the sum comes to the host.
+  /// True if a separate device may sum a unit's gradients and send the host only the sum.
   bool sums_on_device(std::uint32_t unit) const noexcept {
     return units[unit].gradient == tiering::Route::Queues && sums_as_accumulated();
   }
-  /// How often something is added to a unit's accumulator for so many micro-batches that run layer
-  /// by layer. `sets`: nothing was added in this step before.
+  /// How often this many micro-batches, run layer by layer, add to a unit's accumulator. `sets`:
+  /// nothing was added in this step before.
   std::uint64_t additions(std::uint32_t unit, std::uint64_t micro_batches,
                           bool sets) const noexcept {
     return sets && sums_on_device(unit) ? 1 : micro_batches;

@@ -34,9 +34,9 @@ std::vector<tiering::PathBytes> divide_over_paths(const MovedByKind& moved,
 
 /// The figures that were measured of one phase.
 struct PhaseUse {
-  bool updates = false;  // it completes an update
+  bool updates = false;  // the phase completes an update
   double seconds = 0.0;
-  double waited_s = 0.0;                    // of these, for transfers
+  double waited_s = 0.0;                    // of these, seconds of waiting for transfers
   std::vector<tiering::PathBytes> bytes{};  // [folders]
 };
 
@@ -56,21 +56,21 @@ class Prediction {
   double next_s() const noexcept { return next_s_; }
   /// The step under way, up to now: its phases without their waits,
   double computed_s() const noexcept { return computed_s_; }
-  /// and what the disks need, as probed, for what they moved.
+  /// Seconds that the disks need for the step's bytes at probed rates.
   double disk_s() const noexcept { return disk_s_; }
 
  private:
-  struct Kind {  // of phases
+  struct Kind {  // one kind of phases
     DiskRate rate;
     LastValues<3> beyond;  // seconds that neither computing nor their bytes explain
   };
   double expected_seconds(bool updates, double probed_s) const;
 
   std::vector<tiering::PathDisk> disks_;
-  Kind with_update_;  // those that complete one
+  Kind with_update_;  // phases that complete an update
   Kind without_;
   bool carries_update_ = false;
-  double so_far_s_ = 0.0;  // of the next step, from the phases of this one
+  double so_far_s_ = 0.0;  // predicted seconds of the next step, from this step's phases so far
   double computed_s_ = 0.0;
   double disk_s_ = 0.0;
   double next_s_ = std::numeric_limits<double>::quiet_NaN();

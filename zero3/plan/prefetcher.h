@@ -46,7 +46,7 @@ namespace artesian::zero3 {
 struct ZeroConfig;
 
 struct PrefetchLimits {
-  std::uint64_t prefetch_bucket_size = 0;  // elements, as all of these
+  std::uint64_t prefetch_bucket_size = 0;  // elements, as are all limits
   std::uint64_t max_live_parameters = 0;
   std::uint64_t max_reuse_distance = 0;
 
@@ -68,7 +68,7 @@ enum class StepEnd : std::uint8_t { Whole, Early };
 class Prefetcher {
  public:
   static constexpr std::size_t near = 64;               // accesses: Note [Departures]
-  static constexpr std::size_t strays_max = 16;         // in a row
+  static constexpr std::size_t strays_max = 16;         // strays in a row that lose the round
   static constexpr std::uint32_t forgotten_after = 16;  // rounds
 
   Prefetcher(const Layout& layout, tiering::UnitSlots& residency, const PrefetchLimits& limits);
@@ -92,18 +92,18 @@ class Prefetcher {
   Result<void> leave(const AccessOrder::Access& units) noexcept;
   /// Learns from the round, and stops fetching.
   Result<void> end_step(StepEnd end = StepEnd::Whole) noexcept;
-  /// Gives up what is on its way, and waits for that: nothing is Fetching afterwards.
+  /// Cancels fetches and waits for them: afterwards no unit is Fetching.
   Result<void> stop_fetching() noexcept;
   /// First byte of an entered unit's parameters.
   std::byte* data(std::uint32_t unit) noexcept { return residency_.data(unit); }
   /// Between steps, when nothing is to change the parameters any more: fetches ahead what the next
   /// step begins with. Errors: Io, Timeout.
   Result<void> look_ahead_to_next_step() noexcept;
-  /// Between steps, when all homes are to change: drops everything, also the persistent units.
-  /// gather_persistent() comes next. Errors: Io, Timeout.
+  /// Between steps, before all homes change: evicts everything, also the persistent units. Call
+  /// gather_persistent() next. Errors: Io, Timeout.
   Result<void> drop_all() noexcept;
-  /// Between passes, when a unit's home has changed: what is gathered of it is dropped, and
-  /// gathered anew if it is persistent. Errors: Io, Corrupt, Timeout.
+  /// Between passes, after a unit's home has changed: evicts the unit, and gathers it anew if it is
+  /// persistent. Errors: Io, Corrupt, Timeout.
   Result<void> forget(std::uint32_t unit) noexcept;
   /// The end of it all: drops everything.
   Result<void> clear() noexcept;
@@ -114,30 +114,30 @@ class Prefetcher {
 
   /// The statistics of steps; evaluations are not counted.
   const FetchStatistics& statistics() const noexcept { return courses_[0].statistics; }
-  /// Starts counting anew; live_parameters_max starts at what is live now.
+  /// Resets the counts; live_parameters_max starts at what is live now.
   void reset_statistics() noexcept;
 
  private:
   enum class Found : std::uint8_t { Demand, Prefetched, Reused };
-  struct Known {               // of an access of the order
+  struct Known {               // facts about an access of the order
     std::uint32_t missed = 0;  // rounds in a row
   };
   struct Step {
     AccessOrder::Access units;
     Known known;
   };
-  struct Entered {                             // of a round
-    std::size_t match = AccessOrder::nowhere;  // in the order
+  struct Entered {                             // an access of this round
+    std::size_t match = AccessOrder::nowhere;  // its place in the order
     AccessOrder::Access units{};               // without a match
   };
-  struct Future {  // what is known of a course, and how far it has come
+  struct Future {  // a course's known future, and the place in it
     explicit Future(const std::vector<std::uint64_t>& numel) : order(numel) {}
     AccessOrder order;
     std::vector<Known> known;  // by access of the order
     bool recorded = false;
-    bool lost = false;           // this round
+    bool lost = false;           // this round is lost
     bool repeats = false;        // a pass is followed by the next
-    std::size_t place = 0;       // in the order: what has been entered or skipped
+    std::size_t place = 0;       // place in the order: all before it is entered or skipped
     std::vector<Entered> round;  // since its begin
     FetchStatistics statistics;
 
@@ -173,19 +173,19 @@ class Prefetcher {
   const Layout& layout_;
   tiering::UnitSlots& residency_;
   const PrefetchLimits limits_;
-  const std::vector<std::uint64_t> numel_;  // by unit
-  std::array<Future, 2> courses_;           // of steps, of evaluations
+  const std::vector<std::uint64_t> numel_;  // elements of each unit
+  std::array<Future, 2> courses_;           // of steps and of evaluations
   Future* course_ = &courses_[0];           // the one under way
-  std::size_t passes_ = 0;                  // of evaluations, since the last step's access
-  NextUses next_uses_;                  // of the streamed units, in this course, at every moment
-  std::uint64_t accesses_before_ = 0;   // of earlier rounds of the trace: time goes on
-  std::vector<Found> found_;            // by unit: how its next access will be counted
-  std::vector<bool> entering_;          // by unit: of the access that is being gathered
-  std::vector<bool> used_;              // by unit: in this step, as what follows
-  std::vector<bool> given_up_;          // before it was used
-  std::vector<std::uint32_t> doubted_;  // for so many steps more
-  std::uint64_t live_ = 0;              // elements Live or Fetching
-  std::uint64_t ahead_ = 0;             // elements fetched ahead and not yet used
+  std::size_t passes_ = 0;                  // evaluations since the last access of a step
+  NextUses next_uses_;                      // next uses of streamed units in this course
+  std::uint64_t accesses_before_ = 0;       // accesses in earlier rounds; time never restarts
+  std::vector<Found> found_;                // how each unit's next access will be counted
+  std::vector<bool> entering_;              // whether a unit belongs to the access being gathered
+  std::vector<bool> used_;                  // whether a unit was used in this step
+  std::vector<bool> given_up_;              // before it was used
+  std::vector<std::uint32_t> doubted_;      // steps for which a unit remains doubted
+  std::uint64_t live_ = 0;                  // elements Live or Fetching
+  std::uint64_t ahead_ = 0;                 // elements fetched ahead and not yet used
 };
 
 }  // namespace artesian::zero3

@@ -28,23 +28,23 @@ struct StepPlanRequest {
   const std::vector<StageSpec>* stages = nullptr;
   PrefetchLimits limits;
   std::uint64_t micro_batches = 1;
-  std::uint64_t group = 1;         // that many at most run layer by layer
-  std::uint64_t tokens = 0;        // of a micro-batch: rows that are looked up
+  std::uint64_t group = 1;         // the most micro-batches that run layer by layer
+  std::uint64_t tokens = 0;        // tokens of a micro-batch, for looked-up rows
   std::uint64_t lookup_width = 0;  // elements of such a row
-  std::uint64_t rows = 0;          // of the step that these stand for, if it has more micro-batches
-  /// By unit: it is updated under backward (units_under_backward); none where it is empty.
+  std::uint64_t rows = 0;          // micro-batches whose rows are added, if the real step has more
+  /// By unit: whether it is updated under backward (units_under_backward); empty: none is.
   std::vector<bool> under_backward{};
-  bool speculative = false;  // that may be rolled back
-  /// Every so many steps the norm is clipped, and what was updated before it is rolled back. The
-  /// step after one that was clipped tries nothing. 0: no step is.
+  bool speculative = false;  // those updates may be rolled back
+  /// Every so many steps the norm is clipped, and updates under backward are rolled back. The step
+  /// after a clipped one tries none. 0: no step is clipped.
   std::uint64_t clipped_every = 0;
   /// Called with each event before it counts; may change what it moves. May be null.
   std::function<void(StepEvent& event)> see{};
 };
 
 struct StepPlan {
-  std::vector<StepEvent> events;  // of one step, in the order of the engine's thread
-  MovedByKind moved;              // of all events; of steps of which some are clipped the mean
+  std::vector<StepEvent> events;  // events of one step, in the order of the engine's thread
+  MovedByKind moved;              // bytes of all events; the mean if some steps are clipped
   FetchStatistics fetched;        // elements
 };
 

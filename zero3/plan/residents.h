@@ -23,10 +23,10 @@ enum class ResidentKind : std::uint8_t { Gradient, Parameter, Input, OptimizerSt
 struct Candidate {
   ResidentKind kind = ResidentKind::OptimizerState;
   std::uint32_t unit = 0;
-  std::uint64_t sub_group = 0;  // of optimizer state; of an input, its place (kept_inputs.h)
+  std::uint64_t sub_group = 0;  // sub-group of optimizer state; place of an input (kept_inputs.h)
   std::uint64_t bytes = 0;
   std::uint64_t moves = 0;     // how often a step moves each of its bytes, if it is on NVMe
-  std::uint64_t elements = 0;  // that count towards `elements_max`: of parameters only
+  std::uint64_t elements = 0;  // elements that count towards `elements_max`: of parameters only
 };
 
 struct ResidentLimits {
@@ -45,8 +45,8 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
 /// them: what comes first, some of it in memory, is then never far from what comes from the disk.
 std::vector<std::uint64_t> spread_order(std::uint64_t count);
 
-/// How often a step with one micro-batch moves each byte of a unit to and from NVMe, if it is
-/// there.
+/// How often a step of one micro-batch moves each byte of a unit's state on
+/// NVMe.
 struct UnitMoves {
   std::uint64_t fetches = 0;  // of parameters: not in forward, where the update of the step before
                               // fills the slot; persistent units: 0

@@ -14,15 +14,15 @@
 namespace artesian::zero3 {
 
 enum class Resource : std::uint8_t {
-  Compute,    // where the model computes
+  Compute,    // the device that computes the model
   Host,       // the CPU beside a separate device
   DiskRead,   // one queue with DiskWrite, unless the disk is duplex
   DiskWrite,  //
-  ParamRead,  // the disk of parameters, where it is another one: again one queue
+  ParamRead,  // the parameters' disk if it is a separate one
   ParamWrite,
   ToDevice,  // the link, each way
   ToHost,
-  Bus,  // to the other ranks
+  Bus,  // between ranks
 };
 constexpr std::size_t resource_count = 9;
 

@@ -20,7 +20,7 @@ enum class Direction : std::uint8_t { Forward, Backward };
 struct StageAccess {
   std::size_t stage = 0;
   Direction direction = Direction::Forward;
-  std::uint64_t micro_batches = 1;  // that run while its units are gathered
+  std::uint64_t micro_batches = 1;  // micro-batches that run while its units are gathered
   AccessOrder::Access units;
 };
 

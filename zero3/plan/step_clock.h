@@ -24,7 +24,7 @@ namespace artesian::zero3 {
 
 /// Sub-groups that count as one where a model has very many of them.
 inline std::uint64_t sub_group_grain(const Placement& placement) {
-  constexpr std::uint64_t most = 4096;  // of one step
+  constexpr std::uint64_t most = 4096;  // spans kept of one step
   std::uint64_t count = 0;
   for (std::uint32_t unit = 0; unit < placement.layout.units.size(); ++unit) {
     count += placement.sub_group_count(unit);
@@ -72,8 +72,8 @@ class StepClock {
     barrier = computed = worked = join({computed, worked});
     end_ = schedule_.finish(barrier);
   }
-  /// Seconds of a step, and of each resource in it: the mean of the steps since begin_step(), so
-  /// many.
+  /// Returns the seconds of a step, and of each resource in it: the mean over `steps` since
+  /// begin_step().
   StepTime take_time(std::uint64_t steps) {
     ARTESIAN_CHECK(end_ >= begin_ && steps != 0, end_, begin_);
     const auto count = static_cast<double>(steps);
@@ -106,7 +106,7 @@ class StepClock {
     fetched_[event.unit] =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {task});
   }
-  /// On a CPU the team verifies and expands what has come.
+  /// On a CPU the thread pool verifies and expands fetched bytes.
   void await(const StepEvent& event) {
     const UnitPlacement& place = plan_.units[event.unit];
     const std::uint64_t image = plan_.layout.units[event.unit].image;
@@ -122,7 +122,7 @@ class StepClock {
     }
     computed = add(event.kind, Resource::Compute, seconds, {computed, fetched_[event.unit]});
   }
-  /// Inputs go to their tier behind what computes, and come while the stage before computes.
+  /// Inputs are written behind the computing, and read while the stage before computes.
   void input(const StepEvent& event) {
     const Moved& moved = event.moved.input;
     const std::uint64_t bytes = moved.to_host + moved.to_device;
@@ -160,7 +160,7 @@ class StepClock {
     const Task reduced =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
     reduced_[event.unit] = join({reduced_[event.unit], reduced});
-    if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to go on with
+    if (event.kind == Kind::Rows) computed = reduced;  // nothing remains to wait for
     if (on_device) {
       computed =
           add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
@@ -189,7 +189,7 @@ class StepClock {
       computed = join({computed, gathered_[unit]});
     }
   }
-  /// One of so many parts of it.
+  /// Adds one of `parts` equal parts of the computing.
   void compute(const StepEvent& event, int parts) {
     if (!runs_) return;
     const StageSeconds& stages = timing_->stages;
@@ -226,7 +226,7 @@ class StepClock {
   Task join(std::initializer_list<Task> after) {
     return runs_ ? schedule_.join(after) : Schedule::none;
   }
-  /// On the disk of parameters, spilled gradients and kept inputs; `count`: one of so many parts.
+  /// Reads of parameters, spilled gradients and kept inputs; `count`: one of so many parts.
   Task read_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
                   std::uint64_t count = 1) {
     if (!runs_) return Schedule::none;
@@ -275,15 +275,15 @@ class StepClock {
   bool is_reduced(std::uint32_t unit) const { return is_past(reduced_[unit]); }
   Task reduced(std::uint32_t unit) const { return reduced_[unit]; }
 
-  Task computed = Schedule::none;  // by who computes the model, so far,
-  Task worked = Schedule::none;    // and by the host's CPU
+  Task computed = Schedule::none;  // last task of the device that computes the model
+  Task worked = Schedule::none;    // last task of the host's CPU
   Task barrier = Schedule::none;   // the end of the last step
 
  private:
   struct Gather {
     std::uint32_t unit = 0;
     std::uint64_t bytes = 0;
-    Task updated = Schedule::none;  // this rank's share
+    Task updated = Schedule::none;  // update of this rank's share
   };
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
   /// The host waits until all gradients are written, and whoever sums them until they are of all
@@ -358,16 +358,16 @@ class StepClock {
   const bool separate_;
   bool runs_ = false;
   Schedule schedule_;
-  std::vector<Task> fetched_;       // by unit
-  std::vector<Task> put_;           // by stage: its inputs are in their tier
+  std::vector<Task> fetched_;       // one for each unit
+  std::vector<Task> put_;           // by stage: its inputs are written to their tier
   Task taken_ = Schedule::none;     // before the inputs that were taken last were waited for
   std::vector<Task> grad_written_;  // by unit: its spilled gradients are on the disk
-  std::vector<Task> grad_items_;    // of the ring: what such gradients left in them is written
-  std::size_t grad_turn_ = 0;       // of these: taken so far
-  std::vector<Task> reduced_;       // by unit: its gradients are those of all ranks
-  std::vector<Task> gathered_;      // by unit: its parameters are as all ranks updated them
-  std::vector<Gather> to_gather_;   // of what was updated when a step ended, by unit
-  bool norm_begun_ = false;         // of this step
+  std::vector<Task> grad_items_;    // by ring item: gradients in it are written
+  std::size_t grad_turn_ = 0;       // how many of these items were taken
+  std::vector<Task> reduced_;       // by unit: gradients of all ranks are added
+  std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
+  std::vector<Gather> to_gather_;   // units updated at a step's end, still to be gathered
+  bool norm_begun_ = false;         // in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;

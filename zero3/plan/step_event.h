@@ -12,13 +12,13 @@ namespace artesian::zero3 {
 struct StepEvent {
   enum class Kind : std::uint8_t {
     Fetch,      // the transfers of `unit` start
-    Await,      // they are waited for, and what came is made ready
+    Await,      // waits for a fetch, and makes its bytes ready
     Compute,    // `stage`, in `direction`
-    Input,      // of `stage`: after forward those of the group go to a tier; they come for backward
+    Input,      // inputs of `stage`: written after forward, read for backward
     Gradients,  // `numel` elements of `unit` join its accumulator
-    Rows,       // those of looked-up rows, after the last micro-batch
+    Rows,       // gradients of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: one of zeros
-    Norm,       // of `unit`'s accumulated gradient
+    Norm,       // norm of `unit`'s accumulated gradient
     Update,     // the optimizer, all sub-groups of `unit`: of the step before, its slot is filled;
                 // or, `under_backward`, of this step
     Restore,    // an update of `unit` under backward is rolled back
@@ -29,9 +29,9 @@ struct StepEvent {
   Direction direction = Direction::Forward;
   bool ahead = false;               // a Fetch that was not waited for
   bool under_backward = false;      // an Update that may begin here and ends with the step
-  std::uint64_t micro_batches = 1;  // of Compute and Gradients: so many, one after the other
-  std::uint64_t numel = 0;          // of gradients, of one micro-batch
-  bool sets = false;                // of Gradients: the first of the step, added to nothing
+  std::uint64_t micro_batches = 1;  // for Compute and Gradients: how many, one after the other
+  std::uint64_t numel = 0;          // for gradients: elements of one micro-batch
+  bool sets = false;                // for Gradients: the first of the step, which sets elements
   MovedByKind moved = {};
 };
 

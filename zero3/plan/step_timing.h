@@ -11,17 +11,17 @@
 
 namespace artesian::zero3 {
 
-struct Rates {  // bytes per second; a rate that nothing needs is never looked at
+struct Rates {  // bytes per second; unused rates may be 0
   double disk_read = 0.0;
   double disk_write = 0.0;
   // Of parameters, spilled gradients and kept inputs, where their folders are other ones than the
   // optimizer's, which the two above are of then. 0: they are the same.
   double param_read = 0.0;
   double param_write = 0.0;
-  bool param_apart = false;  // and share no disk with these
+  bool param_apart = false;  // the parameters' disk is a separate one
   Disk disk = Disk::Shared;
-  double memory = 0.0;         // of the CPU's kernels: every byte read and every byte written
-  double checksum = 0.0;       // of what comes from and goes to NVMe; 0: nothing is verified
+  double memory = 0.0;         // of the CPU's kernels: bytes read and written
+  double checksum = 0.0;       // checksums of bytes on NVMe; 0: nothing is verified
   double device_memory = 0.0;  // of a separate device's kernels
   double to_device = 0.0;
   double to_host = 0.0;
@@ -45,7 +45,7 @@ struct StepTime {
   double seconds = 0.0;
   double model_seconds = 0.0;                    // forward and backward alone
   std::array<double, resource_count> busy = {};  // seconds of each resource
-  std::vector<StepSpan> spans;                   // of one step
+  std::vector<StepSpan> spans;                   // spans of one step
 };
 
 /// How long things take.

@@ -57,11 +57,11 @@ std::uint64_t old_state_within(const Placement& placement, const std::vector<Sta
 /// Seconds of a step without update under backward.
 struct UpdateTimes {
   double forward = 0.0;       // computed in the first group of micro-batches
-  double backward = 0.0;      // and in the last
-  double forward_disk = 0.0;  // of the disk in these, for other things than the update
+  double backward = 0.0;      // seconds of the step's last backward
+  double forward_disk = 0.0;  // disk seconds in these, without the update's
   double backward_disk = 0.0;
   double update = 0.0;       // computed by all of the update, by those who compute the model
-  double update_disk = 0.0;  // of the disk for all of it
+  double update_disk = 0.0;  // disk seconds of the whole update
   // Of the host's cores beside a separate device, which have nothing else to do:
   double update_host = 0.0;    // for all of the update
   double backward_host = 0.0;  // for gradients, in backward
@@ -71,11 +71,11 @@ struct UpdateTimes {
 /// simulated. Seconds.
 struct StepFigure {
   double forward = 0.0;      // computed, in all
-  double backward = 0.0;     // and in all of backward
-  double disk = 0.0;         // of the disk, in all
-  double update_disk = 0.0;  // of it for the update
+  double backward = 0.0;     // seconds of all backward passes
+  double disk = 0.0;         // disk seconds in all
+  double update_disk = 0.0;  // of these, the update's
   double update = 0.0;       // computed by the update, by whoever computes it
-  double gradients = 0.0;    // by the host for gradients, in backward
+  double gradients = 0.0;    // host seconds for gradients in backward
 };
 
 /// `part`: a group's share of the step's micro-batches. `separate`: the host updates, beside a
@@ -102,8 +102,8 @@ std::vector<bool> units_under_backward(const Placement& placement,
 bool may_update_under_backward(const Config& config, const Placement& placement,
                                const std::vector<StageSpec>& stages);
 
-/// Returns what it moves besides, of such a unit, so that it may be taken back; and the room that
-/// this takes on NVMe, of these units.
+/// Returns the bytes moved in addition so that this unit's update can be rolled back, and the space
+/// on NVMe that these units need for that.
 Moved saved_moves(const Placement& placement, std::uint32_t unit);
 std::uint64_t shadow_bytes(const Placement& placement, const std::vector<bool>& units);
 

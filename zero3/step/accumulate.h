@@ -1,4 +1,4 @@
-// Adding a gradient's elements to where they are summed, whatever both are stored in.
+// Adds a gradient's elements to their accumulator, for all pairs of dtypes.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 
 /// Where gradients are summed, and how: in `stored`, of elements rounded to `rounded` before.
 struct Accumulator {
-  std::byte* target = nullptr;  // of the first element
+  std::byte* target = nullptr;  // address of the first element
   DType stored = DType::Float32;
   DType rounded = DType::Float32;
   kernels::Accumulate how = kernels::Accumulate::Add;

@@ -25,11 +25,11 @@ class Agreement {
 
   std::uint32_t ranks() const noexcept { return group_ == nullptr ? 1 : group_->ranks(); }
 
-  /// What must be the same on all: (what it is called, its value), in the same order. Errors:
-  /// Invalid, naming the first that differs, the rank and both values; the group's.
+  /// Facts that must be equal on all ranks: (name, value) in the same order. Errors: Invalid,
+  /// naming the first difference, the rank and both values; the group's.
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Result<void> compare(const Facts& facts);
-  /// What it is on rank 0.
+  /// Returns rank 0's value.
   Result<std::uint64_t> of_first(std::uint64_t value, const char* what);
   Result<std::uint64_t> least(std::uint64_t value, const char* what);
 
@@ -45,7 +45,7 @@ class Agreement {
   bool refused() const noexcept { return refused_; }
 
   struct StepFacts {
-    std::uint64_t tokens = 0;  // of all ranks
+    std::uint64_t tokens = 0;  // tokens of all ranks
     bool stop = false;         // some rank was asked to
   };
   /// Begins the update of step `step`. `constants`: a digest of what all ranks must update with.

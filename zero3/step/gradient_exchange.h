@@ -63,14 +63,14 @@ class GradientExchange {
   /// look-ups have made of it, by look-up, then rank, then position.
   struct Rows {
     std::uint64_t width = 0;
-    bool some = false;  // of any rank, in any share
+    bool some = false;  // some rank has a gradient for some share
     std::vector<std::int64_t> rows;
     std::vector<const float*> gradients;         // from the first element on that is in the share
-    std::vector<std::vector<std::byte>> memory;  // that these lie in
+    std::vector<std::vector<std::byte>> memory;  // memory that holds them
     /// A rank's, of one look-up.
     struct Run {
       std::uint32_t rank = 0;
-      std::size_t first = 0;  // of `rows`
+      std::size_t first = 0;  // first of `rows`
       std::size_t count = 0;
     };
     std::vector<Run> runs;
@@ -79,7 +79,7 @@ class GradientExchange {
   Result<Rows> rows(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
                     std::uint64_t width);
 
-  /// Memory for the gradient of a parameter that comes in tiles, until it is sent.
+  /// Memory for a parameter's gradient that arrives in tiles, until it is sent.
   std::byte* whole() const noexcept { return buffer_.data() + 2 * plan_.exchange.way_bytes(); }
   /// Memory for all gradients of a micro-batch.
   std::span<std::byte> held() const noexcept {

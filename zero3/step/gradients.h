@@ -81,8 +81,8 @@ class Gradients {
   /// which call it alike. Errors: as add.
   Result<void> add_lookups(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
                            std::uint64_t width) noexcept;
-  /// True with several ranks that somebody else runs the model on: what is added, by hold(), in
-  /// parts and by hold_rows(), is kept until add_held().
+  /// True if several ranks train a model that the caller runs: gradients are held by hold(), in
+  /// parts and by hold_rows() until add_held().
   bool holds() const noexcept { return sums_.has_value(); }
   /// Shape: data: all of the parameter's elements, in added_dtype(); as add() takes it.
   Result<void> hold(std::uint32_t parameter, const void* data,
@@ -102,8 +102,8 @@ class Gradients {
     ARTESIAN_CHECK(parameter < reached_.size(), parameter, reached_.size());
     return reached_[parameter];
   }
-  /// Sums and writes what was added to units that spill: to be called when a stage's gradients are
-  /// all added. Errors: as add.
+  /// Sums and writes gradients of units that spill; call it when a stage's gradients are all added.
+  /// Errors: as add.
   Result<void> write_back() noexcept;
   /// Sums the squares of a unit that nothing is added to any more in this step, and whose
   /// accumulator is in host memory, ahead of norm(). Returns the sum; none if one is not finite.
@@ -115,8 +115,8 @@ class Gradients {
   /// before. Errors: the sink's, Io, Corrupt, Timeout.
   Result<void> read(std::uint32_t parameter,
                     const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
-  /// The parameter's gradient of this step so far becomes this one, in its unit's added_dtype();
-  /// what comes later is added to it. Errors: as add.
+  /// Replaces the parameter's gradient of this step so far, in its unit's added_dtype(); later
+  /// gradients are added to it. Errors: as add.
   Result<void> replace(const ParameterGradient& gradient) noexcept;
   /// Returns what ended a run that ends with this error: a write that `add` has left in flight and
   /// that failed before is why later transfers of the same file do.
@@ -141,7 +141,7 @@ class Gradients {
   /// Says where pieces are and of what dtype.
   struct Source {
     DType dtype = DType::Float32;
-    bool on_device = false;  // of a separate device
+    bool on_device = false;  // in a separate device's memory
     tiering::DeviceFence written;
   };
   /// `rows`: what is added of each rank behind its gradients; may be null.
@@ -183,7 +183,7 @@ class Gradients {
   struct Held {
     std::uint32_t unit;
     std::byte* data;
-    std::vector<bool> there;  // by sub-group: read, or set
+    std::vector<bool> there;  // by sub-group: it is read, or set
   };
   Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces) noexcept;
   Result<Held*> hold(std::uint32_t unit) noexcept;
@@ -223,15 +223,15 @@ class Gradients {
 
   ModelState& state_;
   std::optional<GradientExchange> exchange_;
-  std::optional<MicroBatchSums> sums_;  // of this rank
-  SubGroupStream stream_;               // of spilled units
+  std::optional<MicroBatchSums> sums_;  // gradients that this rank holds
+  SubGroupStream stream_;               // stream of spilled units
   std::vector<bool> reached_;           // by parameter: something was added in this step
-  std::vector<bool> set_;               // by parameter: its elements are those of this step
-  std::vector<bool> started_;           // by unit: some parameter's are; spilled: all are
-  std::vector<bool> summed_;            // by unit: its leaf sums are those of this step
+  std::vector<bool> set_;               // by parameter: its elements are of this step
+  std::vector<bool> started_;           // by unit: some parameter's elements are; spilled: all are
+  std::vector<bool> summed_;            // by unit: its leaf sums are of this step
   std::vector<bool> cleared_;           // by unit: its memory on a separate device was zeroed once
-  LeafSums leaf_sums_;                  // of squares
-  std::map<std::uint32_t, Parts> parts_;  // by parameter
+  LeafSums leaf_sums_;                  // sums of squares
+  std::map<std::uint32_t, Parts> parts_;  // one for each parameter
   std::vector<Held> held_;                // side by side, from the buffer's begin on
   bool writing_ = false;                  // some spilled unit's sub-groups, maybe
 };

@@ -46,7 +46,7 @@ class GroupBlocks {
   };
 
   tiering::TierStore& store_;
-  std::array<Block, 5> blocks_;  // two moments, what else the record has, parameter, gradient
+  std::array<Block, 5> blocks_;  // two moments, the rest of the record, parameter, gradient
   std::size_t count_ = 0;
 };
 

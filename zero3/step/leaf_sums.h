@@ -20,12 +20,12 @@ class LeafSums {
   /// Of zeros. The layout must outlive it.
   explicit LeafSums(const Layout& layout);
 
-  /// Those of all of a unit's image; frozen units have none.
+  /// The leaf sums of a unit's whole image; frozen units have none.
   std::span<double> of(std::uint32_t unit) noexcept {
     ARTESIAN_CHECK(unit + 1 < first_.size(), unit, first_.size());
     return std::span(sums_).subspan(first_[unit], first_[unit + 1] - first_[unit]);
   }
-  /// Those of a parameter of a trainable unit.
+  /// The leaf sums of a parameter of a trainable unit.
   std::span<double> of(const ParameterPlace& place) noexcept {
     return of(place.unit)
         .subspan(
@@ -33,14 +33,14 @@ class LeafSums {
             static_cast<std::size_t>((place.numel + kernels::norm_leaf - 1) / kernels::norm_leaf));
   }
   void clear() noexcept { sums_.assign(sums_.size(), 0.0); }
-  /// Makes all shares' sums those of the ranks whose shares they are. `what` names them in errors.
-  /// Errors: the group's.
+  /// Gathers the leaf sums of all shares from their ranks. `what` names them in errors. Errors: the
+  /// group's.
   Result<void> gather(comm::Group& group, const char* what) noexcept;
 
  private:
   const Layout& layout_;
-  std::vector<double> sums_;        // of all images, in their order
-  std::vector<std::size_t> first_;  // by unit, of its image; and the end of all
+  std::vector<double> sums_;        // leaf sums of all images, in order
+  std::vector<std::size_t> first_;  // first leaf of each unit's image, and the end
 };
 
 }  // namespace artesian::zero3

@@ -29,8 +29,8 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
   State state() const noexcept { return {scale_, hysteresis_left_, iteration_, overflow_last_}; }
-  /// Goes on as the scaler that had this state would. What the configuration forbids gives way to
-  /// it: a static scale stays what it says, and hysteresis and scale stay within its bounds.
+  /// Restores a saved scaler's state as far as the configuration allows: a static scale stays, and
+  /// hysteresis and scale are kept within their bounds.
   void restore(const State& state) noexcept;
 
  private:

@@ -9,7 +9,7 @@ namespace artesian::zero3 {
 /// use in part, and thread stacks.
 struct MemoryBesideTiers {
   std::uint64_t activations = 0;  // what the driver holds on the device that it computes on
-  std::uint64_t program = 0;      // code and data, and what was there before the first tensor
+  std::uint64_t program = 0;      // code, data, and what was resident before the first tensor
   std::uint64_t heap = 0;         // other allocations, where resident: tables, matrix packing
 };
 

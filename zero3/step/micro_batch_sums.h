@@ -27,7 +27,7 @@ class MicroBatchSums {
            std::uint64_t count);
   /// All of the parameter's elements have been added, once more.
   void added(std::uint32_t parameter) { here_[parameter] = true; }
-  /// Those of a unit that have come.
+  /// The gradients of a unit that have arrived.
   std::vector<ParameterGradient> of_unit(std::uint32_t unit) const;
 
   /// Keeps one look-up's rows of a parameter.
@@ -50,7 +50,7 @@ class MicroBatchSums {
   const std::span<std::byte> memory_;
   Executor& executor_;
   std::vector<std::uint64_t> images_;  // by unit: where its image begins in `memory_`
-  std::vector<bool> here_;             // by parameter
+  std::vector<bool> here_;             // by parameter: its gradient has arrived
   std::map<std::uint32_t, std::vector<Kept>> rows_;
 };
 

@@ -37,17 +37,17 @@
 namespace artesian::zero3 {
 
 struct OptimizerOptions {
-  /// Under backward, unless the device is separate, it reads ahead into memory of the lender's,
-  /// too, where there is one, which outlives it: Note [Borrowed items] in ring_order.h.
+  /// Except on a separate device, the update under backward reads ahead into this lender's memory,
+  /// if any, which must outlive it: Note [Borrowed items] in ring_order.h.
   BufferLender* lender = nullptr;
   /// True if a slot that a unit has will be its slot until forward uses it; true without.
   std::function<bool(std::uint32_t unit)> stays{};
   /// True if a parameter is updated in this step; true without. Asked once the gradients of its
   /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
   std::function<bool(std::uint32_t parameter)> updates{};
-  float initial_squares = 0.0f;   // of moments that have had no update
-  Orthogonalize orthogonalize{};  // of Muon's matrices; null where there are none
-  comm::Group* group = nullptr;   // of several ranks, whose shares these are; null with one
+  float initial_squares = 0.0f;   // initial value of moments before their first update
+  Orthogonalize orthogonalize{};  // for Muon's matrices; null without any
+  comm::Group* group = nullptr;   // several ranks that divide the state; null with one
 };
 
 /// A value that the optimizer keeps of each element: ExpAvg is its average and ExpAvgSq its
@@ -60,9 +60,9 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
 
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-  /// Fills master weights, parameters and moments from `source`, straight into their homes, but of
-  /// what it keeps; `progress` in elements. Between steps; whoever has gathered parameters drops
-  /// them before. Nothing is in flight afterwards, whatever came of it. Errors: the source's, Io,
+  /// Fills master weights, parameters and moments from `source`, straight into their homes, except
+  /// kept ones; `progress` counts elements. Call it between steps, after evicting gathered
+  /// parameters. Nothing is in flight afterwards, even after an error. Errors: the source's, Io,
   /// NoSpace, Timeout.
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
   /// The same with averages of zero, and squares as the options have them.
@@ -81,7 +81,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   }
   /// How many updates a parameter has had, with the one under way.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
-  /// Goes on counting from these, one for each parameter. Between steps, with no update pending.
+  /// Restores these update counts, one for each parameter. Between steps, with no update pending.
   void restore_counts(std::vector<std::uint64_t> counts) noexcept;
   /// XXH3-128 over names, master weights and the moments that there are, of frozen parameters over
   /// names and what they are in fp32, in parameter order: the same for every placement. Errors: Io,
@@ -91,8 +91,8 @@ class Optimizer : public UpdateFlow<Optimizer> {
   /// one that the optimizer does not keep).
   Result<void> check_kind(std::uint32_t parameter, StateKind kind) const;
   /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces.
-  /// The weights of a frozen parameter are what it is in fp32. Errors: check_kind's, the
-  /// sink's, Io, Corrupt, Timeout.
+  /// The weights of a frozen parameter are its values. Errors: check_kind's, the sink's, Io,
+  /// Corrupt, Timeout.
   Result<void> read_state(std::uint32_t parameter, StateKind kind,
                           const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
   /// Replaces one kind of the parameter's state: calls `source(first, values)`, which fills all of
@@ -110,17 +110,17 @@ class Optimizer : public UpdateFlow<Optimizer> {
       const std::vector<std::uint32_t>& units,
       const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
       const Visitor& visit) noexcept;
-  /// Who is told of what the compute team updates; each may be null.
+  /// Callbacks about what the thread pool updates; each may be null.
   struct Watcher {
     /// With each sub-group that has been updated, as read_units gives it, before it leaves for its
     /// home. Those that a separate device updates by itself are not among them.
     Visitor made;
-    /// All that was made since the step's last backward began is taken back.
+    /// All updates since the step's last backward began were rolled back.
     std::function<void()> taken_back;
   };
   void watch(Watcher watcher) noexcept { watcher_ = std::move(watcher); }
 
-  /// Seconds in which the disk was waited for so far.
+  /// Returns the seconds spent waiting for the disk so far.
   double wait_seconds() const noexcept {
     return stream_.wait_seconds() + static_cast<double>(drained_ns_) * 1e-9;
   }
@@ -172,7 +172,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   enum class Copy : std::uint8_t { ToOld, FromOld };
   void copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end, Copy way) noexcept;
 
-  friend UpdateFlow;  // which this is the player of:
+  friend UpdateFlow;  // UpdateFlow plays this class
   SubGroupStream& ring() noexcept { return stream_; }
   bool separate() const noexcept { return state_.separate_device(); }
   Result<void> begin_pass() noexcept;
@@ -187,7 +187,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
     return residency_.end_refresh(unit);
   }
   bool keeps(std::uint32_t unit) const noexcept;
-  static bool reduced(std::uint32_t) noexcept { return true; }  // of one rank
+  static bool reduced(std::uint32_t) noexcept { return true; }  // with one rank
   void shadows(Shadows how) noexcept;
   Result<void> restore() noexcept;
   Result<void> settle() noexcept;
@@ -199,18 +199,18 @@ class Optimizer : public UpdateFlow<Optimizer> {
   tiering::Residency& residency_;
   const OptimizerOptions options_;
   SubGroupStream stream_;
-  StepConstants constants_;             // of the pass
-  std::vector<std::vector<Cut>> cuts_;  // by unit, of the pass: of those with final gradients
-  std::vector<std::uint64_t> counts_;   // by parameter: updates so far
-  /// Of LAMB: sums of squares of weights and of what they would step by; and by parameter the
-  /// multiple of its learning rate.
+  StepConstants constants_;             // constants of the pass
+  std::vector<std::vector<Cut>> cuts_;  // by unit: cuts of the pass for final gradients
+  std::vector<std::uint64_t> counts_;   // by parameter: number of updates so far
+  /// For LAMB: sums of squares of weights and of their steps; and each parameter's multiple of the
+  /// learning rate.
   struct Lamb {
     explicit Lamb(const Layout& layout) : weights(layout), directions(layout) {}
     LeafSums weights;
     LeafSums directions;
     std::vector<float> ratios;
   };
-  std::optional<Lamb> lamb_;  // of the pass
+  std::optional<Lamb> lamb_;  // state of LAMB in the pass
   Watcher watcher_;
   std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
 };

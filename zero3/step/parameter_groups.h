@@ -15,7 +15,7 @@
 
 namespace artesian::zero3 {
 
-/// One group's constants. What is not given is the config's (the section "optimizer").
+/// One group's constants; those that are not set are the config's (section "optimizer").
 struct GroupOptions {
   /// The group's learning rate where the config's is optimizer.params.lr: at every step it is
   /// lr / optimizer.params.lr times what the schedule says, so a warm-up warms it up, too.
@@ -70,7 +70,7 @@ struct StepConstants {
   kernels::AdamMode mode = kernels::AdamMode::AdamW;
   bool bias_correction = true;
   NewtonSchulz newton_schulz = NewtonSchulz::Gram;
-  double grad_multiplier = 1.0;  // of every gradient, before anything else
+  double grad_multiplier = 1.0;  // multiplies every gradient first
 };
 
 /// The constants of a step for which the schedule says `lr`. Groups have passed check_groups().

@@ -26,7 +26,7 @@ struct PathIo {
 
 /// The machine profile of the disk below one folder.
 struct SavedProfile {
-  std::string file{};  // the same for folders of one disk; empty where nobody can say
+  std::string file{};  // equal for folders of one disk; empty if unknown
   std::optional<tiering::MachineProfile> profile{};
   std::optional<Error> fault{};  // there is one, of no use
 };

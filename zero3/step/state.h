@@ -39,7 +39,7 @@ tiering::Verify verify_of(VerifyMode mode) noexcept;
 
 struct ModelStateOptions {
   Placement placement;
-  SwapPaths paths;  // where nvme-homed parameters, spilled gradients and optimizer state go
+  SwapPaths paths;  // folders for parameters, spilled gradients and optimizer state on NVMe
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;  // whose shares these are
   tiering::Verify verify = tiering::Verify::Full;
@@ -47,7 +47,7 @@ struct ModelStateOptions {
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
   tiering::Device* device = nullptr;  // outlives the state; null: the CPU
-  pinned::NodePolicy host_nodes{};    // where the host tier is to lie: tiering/host_nodes.h
+  pinned::NodePolicy host_nodes{};    // nodes for the host tier: tiering/host_nodes.h
 };
 
 class ModelState {
@@ -124,7 +124,7 @@ class ModelState {
   std::span<std::byte> exchange_buffer() const noexcept {
     return {exchange_buffer_.data(), static_cast<std::size_t>(exchange_buffer_.size())};
   }
-  /// Buffer of gradients that spill, a stage's at a time; empty where none does.
+  /// Buffer for spilled gradients of one stage at a time; empty if none spill.
   std::span<std::byte> grad_buffer() const noexcept {
     return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
   }
@@ -133,8 +133,8 @@ class ModelState {
   tiering::StagingRing& ring() noexcept { return *ring_; }
   /// The disk below each folder of swap files; its speed is known where shards use it.
   const std::vector<tiering::PathDisk>& disks() const noexcept { return store_->disks(); }
-  /// How the bytes of parameters, or those of the optimizer's records, are divided over the
-  /// folders; empty without any.
+  /// How the bytes of parameters, or of the optimizer's records, are divided over the folders;
+  /// empty without folders.
   std::vector<tiering::PathShare> param_shares() const { return shares(param_volume_); }
   std::vector<tiering::PathShare> optimizer_shares() const { return shares(optimizer_volume_); }
   std::size_t path_count() const noexcept { return directories_.size(); }
@@ -161,7 +161,7 @@ class ModelState {
   tiering::Device& device_;
   std::unique_ptr<pinned::Pool> device_pool_;
   std::unique_ptr<pinned::Pool> host_;
-  bool host_registered_ = false;  // with the device
+  bool host_registered_ = false;  // the host tier is registered with the device
   std::unique_ptr<tiering::TierStore> store_;
   std::unique_ptr<tiering::StagingRing> ring_;
   std::unique_ptr<tiering::Depot> depot_;
@@ -180,9 +180,9 @@ class ModelState {
   std::vector<tiering::ShardId> param_;
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
-  std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit
-  std::map<std::uint32_t, std::byte*> old_state_;          // by unit, in its buffer
-  std::vector<tiering::ShardId> inputs_;                   // by place
+  std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit: shard of its old parameters
+  std::map<std::uint32_t, std::byte*> old_state_;          // by unit: its old state in the buffer
+  std::vector<tiering::ShardId> inputs_;                   // one for each place of an input
 };
 
 }  // namespace artesian::zero3

@@ -60,11 +60,11 @@ struct StepCoreOptions {
   Budgets budgets{};
   DType compute_dtype = DType::Float32;
   tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
-  BufferLender* lender = nullptr;     // of memory that activations have left; may be null
+  BufferLender* lender = nullptr;     // lends memory that activations have freed; may be null
   std::uint64_t run_id = 0;           // 0: random
-  comm::Group* group = nullptr;       // of several ranks that train together; null: one
-  Orthogonalize orthogonalize{};      // of Muon, from who has a matrix product
-  Agreement::Facts facts{};           // of the driver, which all ranks must have alike
+  comm::Group* group = nullptr;       // the ranks that train together; null: one
+  Orthogonalize orthogonalize{};      // matrix product for Muon, from the driver
+  Agreement::Facts facts{};           // facts of the driver that must be equal on all ranks
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's
   double wait_seconds = 60.0;   // deadline of every wait for the disk
@@ -124,7 +124,7 @@ class StepCore : public StepFlow<StepCore> {
   /// Fills the home tiers. Errors: the source's, Io, NoSpace.
   Result<void> initialize(WeightSource& weights, const Optimizer::Progress& progress);
 
-  /// Checks that begin_forward() of so many micro-batches is in order now; nothing is changed.
+  /// Checks that begin_forward() of so many micro-batches is allowed now; changes nothing.
   Result<void> check_forward(std::uint64_t micro_batches, const char* call) const;
   /// Opens the forward of a group of micro-batches, and with the first one the step. `call` is the
   /// user's name of it, for messages. Errors: Invalid (out of order; more micro-batches than the
@@ -156,13 +156,13 @@ class StepCore : public StepFlow<StepCore> {
   /// Adds gradients of parameters of one unit: Gradients::add.
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {});
-  /// The accumulators, for gradients that come in parts.
+  /// The accumulators, for gradients that arrive in parts.
   Gradients& gradients() noexcept { return *gradients_; }
   /// Keeps the gradients of looked-up rows until step(), which adds them in the order in which they
   /// came here.
   void add_rows(RowGradients rows) { rows_.push_back(std::move(rows)); }
-  /// All micro-batches of the group have added their gradients of a stage: writes back what spills,
-  /// and updates under backward what is final. Errors: Io, Corrupt, NoSpace, Timeout.
+  /// Called when all micro-batches of the group have added their gradients of a stage: writes back
+  /// spilled ones, and updates final ones under backward. Errors: Io, Corrupt, NoSpace, Timeout.
   Result<void> stage_accumulated(std::size_t stage) { return end_stage(stage); }
   /// Notes, in the step's last backward, that nothing is added to the unit's gradient any more, as
   /// far as the driver of a hooked model knows. Before stage_accumulated().
@@ -194,7 +194,7 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> abandon_step();
   /// True if the step under way has begun its update, and cannot be abandoned any more.
   bool update_begun() const noexcept;
-  /// A pass broke off, by an error that is not a tier's: abandon_step() comes next.
+  /// An error that is not a tier's broke a pass off: call abandon_step() next.
   void break_pass() noexcept;
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();
@@ -203,7 +203,7 @@ class StepCore : public StepFlow<StepCore> {
   /// Updates as much as needs no waiting: called between two of the driver's operators.
   void update_between_operators() noexcept;
 
-  /// Opens a forward without gradients. What it moves and takes is of no step. Errors: as
+  /// Opens a forward without gradients, whose bytes and time count for no step. Errors: as
   /// finish_update; Invalid (out of order).
   Result<void> begin_evaluation();
   /// `refused`: its batch could not be taken. Errors: Io, Timeout.
@@ -378,7 +378,7 @@ class StepCore : public StepFlow<StepCore> {
   StepVerdict judge(const GradientNorm& norm, const StepRequest& request, StepResult& result);
   Result<void> begin_update(const StepRequest& request, const StepResult& result);
 
-  friend StepFlow;  // which this is the player of:
+  friend StepFlow;  // StepFlow plays this class
   Prefetcher& prefetcher() noexcept { return *prefetcher_; }
   Optimizer& update() noexcept { return *optimizer_; }
   UnderBackward& under_backward() noexcept { return *under_backward_; }
@@ -400,7 +400,7 @@ class StepCore : public StepFlow<StepCore> {
 
   const ModelShape shape_;
   const Config config_;
-  StepCoreOptions options_;  // budgets are those of the rank that has least
+  StepCoreOptions options_;  // budgets are those of the rank with least memory
   Executor& executor_;
   std::unique_ptr<aio::Engine> io_;
   std::unique_ptr<ModelState> state_;
@@ -426,22 +426,22 @@ class StepCore : public StepFlow<StepCore> {
 
   std::uint64_t step_ = 0;           // steps done, skipped ones included
   std::uint64_t updates_ = 0;        // steps that were not skipped
-  std::optional<double> last_rate_;  // of the last of these
+  std::optional<double> last_rate_;  // learning rate of the last of these
   // Of the step under way:
   std::uint64_t micro_batches_ = 0;  // forward and backward done
   std::uint64_t tokens_ = 0;
   double loss_sum_ = 0.0;
-  std::size_t forward_position_ = 0;    // of the prefetcher, where the open forward began
-  std::vector<double> losses_pending_;  // of the forward that waits for its backward, of all ranks
-  std::size_t micro_batches_pending_ = 0;  // of this one
+  std::size_t forward_position_ = 0;    // the prefetcher's position when the open forward began
+  std::vector<double> losses_pending_;  // losses of all ranks for the forward before its backward
+  std::size_t micro_batches_pending_ = 0;  // micro-batches of this forward
   std::vector<std::uint32_t> looked_up_;   // parameters that are trained, in their order
   std::vector<RowGradients> rows_;
-  bool awaited_ = false;                      // by ranks that meet, behind the backward
+  bool awaited_ = false;                      // ranks must still meet after the backward
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
-  std::vector<AccessOrder::Access> entered_;  // and not left
+  std::vector<AccessOrder::Access> entered_;  // entered and not yet left
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
-  std::optional<double> rate_begun_;      // with which the update began under backward, or
-  std::vector<GroupStep> groups_begun_;   // these
+  std::optional<double> rate_begun_;      // learning rate of an update begun under backward, or
+  std::vector<GroupStep> groups_begun_;   // its groups
   std::uint64_t under_backward_ns_ = 0;   // updating
   std::uint64_t backward_begin_ns_ = 0;   // of the backward that is open
   std::uint64_t backward_ns_ = 0;         // from begin to end
@@ -450,12 +450,12 @@ class StepCore : public StepFlow<StepCore> {
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;
-  std::optional<Error> failed_ahead_;  // of an update between operators, for who comes next
+  std::optional<Error> failed_ahead_;  // error of an update between operators, for the next call
   // By which backward gets its share:
   bool updated_before_ = false;        // the last step was not skipped
   std::uint64_t step_to_measure_ = 0;  // the first after such a one: it is whole
   std::optional<StepResult> measured_;
-  double measured_backward_s_ = 0.0;  // of the step to measure, from begin to end
+  double measured_backward_s_ = 0.0;  // duration of the measured step's backward
 };
 
 }  // namespace artesian::zero3

@@ -28,7 +28,7 @@ struct PassCounters {
   std::uint64_t bytes_to_host = 0;
 };
 
-/// Who counts. All must outlive what is made of them.
+/// The objects that count; they must outlive the figures.
 struct FigureSources {
   ModelState& state;
   const tiering::Residency& residency;
@@ -36,7 +36,7 @@ struct FigureSources {
   const Gradients& gradients;
   const Optimizer& optimizer;
   const PassCounters& passes;
-  const comm::Group* group = nullptr;  // of several ranks
+  const comm::Group* group = nullptr;  // of several ranks; else null
   /// Given the bytes of the tiers that are in this process's memory; may be empty.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers;
 };
@@ -45,27 +45,27 @@ class StepFigures {
  public:
   explicit StepFigures(const FigureSources& sources);
 
-  /// A place in time, and what was counted until then.
+  /// A moment, with the counts at that time.
   struct Mark {
     std::uint64_t begin_ns = 0;
     StepResult counters;
   };
 
-  /// Begins to count: what came before, and after the last step, is of no step.
+  /// Starts counting: what was counted before belongs to no step.
   void start() { totals_ = counters(); }
   /// `carries_update`: it completes the update of the step before it.
   void begin_step(bool carries_update);
   Mark mark() const;
   /// Keeps what has been done since then out of all steps.
   void leave_out(const Mark& since);
-  /// So much of the time that has passed is of no step.
+  /// Excludes this much of the elapsed time from the step.
   void leave_out(std::uint64_t ns) noexcept;
-  /// Counts what was done since then to that step, not the one under way. Returns its seconds.
+  /// Adds what was counted since the mark to that step, not to the open one. Returns its seconds.
   double hand_over(const Mark& since, StepResult& step);
   /// The update of the step before is complete.
   void end_update() { end_phase(/*ends_update=*/true); }
-  /// Fills in what the step under way has taken up to `end_ns`, which is its end. Errors:
-  /// those of memory_beside_tiers.
+  /// Fills in the figures of the step that ends at `end_ns`. Errors: those of
+  /// memory_beside_tiers.
   Result<void> end_step(std::uint64_t end_ns, StepResult& result);
 
   std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }
@@ -79,8 +79,8 @@ class StepFigures {
   void end_phase(bool ends_update);
 
   const FigureSources from_;
-  std::vector<tiering::PathBytes> update_bytes_;  // of each folder, by the plan
-  Prediction prediction_;                         // of the next step
+  std::vector<tiering::PathBytes> update_bytes_;  // planned bytes of an update, by folder
+  Prediction prediction_;                         // prediction of the next step
   StepResult totals_;                             // counters at the end of the last step
   std::uint64_t step_begin_ns_ = 0;
   Mark phase_;  // the begin of a part of the step that has the disk to itself

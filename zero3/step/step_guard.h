@@ -49,7 +49,7 @@ class StepGuard {
 
   const Config& config_;
   std::uint64_t micro_batches_ = 0;
-  std::uint64_t bad_micro_batch_ = 0;  // from 1; 0: none
+  std::uint64_t bad_micro_batch_ = 0;  // counts from 1; 0: none
   double bad_loss_ = 0.0;
   std::uint64_t skipped_in_a_row_ = 0;
 };

@@ -12,8 +12,8 @@ namespace artesian::zero3 {
 struct StepRequest {
   /// How many micro-batches the step has; 0: config.accumulation_steps.
   std::uint64_t micro_batches = 0;
-  /// Nothing: the schedule's. Where the update began under backward with another one, it is taken
-  /// back, or, where that cannot be, an error.
+  /// Absent: the schedule's. An update that began under backward with another rate is rolled back,
+  /// or is an error if that is impossible.
   std::optional<double> learning_rate{};
   /// Constants by ParameterSpec::group, in place of the engine's groups and of the learning rate,
   /// for this step. None: those. Where the update began under backward, as another learning rate.

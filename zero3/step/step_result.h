@@ -11,7 +11,7 @@ namespace artesian::zero3 {
 
 /// Says what one optimizer step did; the fields of the JSONL log (interfaces.md).
 struct StepResult {
-  std::uint64_t step = 0;  // from 1; skipped steps count
+  std::uint64_t step = 0;  // counts from 1, skipped steps included
   double loss = 0.0;       // mean over the micro-batches
   double lr = 0.0;
   double loss_scale = 1.0;
@@ -25,12 +25,12 @@ struct StepResult {
   std::uint64_t tokens = 0;       // ids where stage 0 looks them up, else samples
   double step_s = 0.0;            // first forward to step(), with the update of the step before it
   double predicted_step_s = 0.0;  // not finite before the first prediction
-  // What no schedule can beat: the longer of what this step computed, and of what it moved within
-  // step_s takes at the disk's probed speed.
+  // Lower bounds of the step: seconds of its computing, and of its bytes at the disk's probed
+  // speed.
   double computed_s = 0.0, disk_s = 0.0;
   std::uint64_t bytes_nvme_read = 0, bytes_nvme_write = 0, bytes_h2d = 0, bytes_d2h = 0;
   std::uint64_t bytes_bus = 0;  // sent to other ranks
-  SwapPathsUse bytes_paths;     // bytes_nvme_* of each folder of nvme_path, where there are several
+  SwapPathsUse bytes_paths;     // bytes_nvme_* for each folder, if there are several
   std::uint64_t fetch_demand = 0, fetch_prefetched = 0, fetch_reused = 0;  // elements
   std::uint64_t live_parameters_max = 0;
   std::uint64_t peak_device = 0, peak_host = 0, peak_activations = 0, peak_process_rss = 0;

@@ -21,12 +21,12 @@ enum class StepState : std::uint8_t {
   Unfilled,        // no weights yet
   Ready,           // no micro-batch of the next step has begun
   Forward,         // a forward is under way
-  AwaitsBackward,  // it has ended
+  AwaitsBackward,  // forward has ended
   Backward,        // its backward is under way
-  Accumulated,     // some micro-batches are done, and more may come
+  Accumulated,     // some micro-batches are done, and more may follow
   Full,            // the last one is done
-  Begun,           // and the update has begun, for good
-  Broken,          // a pass broke off: gradients are there in part
+  Begun,           // as Full, and an update has begun that cannot be rolled back
+  Broken,          // a pass broke off and left partial gradients
   EndedWhole,      // a step that is not finite ended the run; the weights are those before it
   Failed,          // an error ended the run
   Closed,

@@ -65,17 +65,17 @@ struct SubGroupStreamOptions {
   bool read_state = false;
   bool read_grad = false;
   bool write_state = false;
-  bool write_grad = false;  // of units whose gradients are on NVMe
-  /// The work on the first so many units may be taken back: what parameters were goes to their
-  /// saved_param (ModelState), where there is one. For state it is the caller who sees to shadows.
+  bool write_grad = false;  // write gradients of units that have them on NVMe
+  /// The work on the first `units_saved` units may be rolled back: their old parameters are copied
+  /// to saved_param (ModelState), if it exists. The caller handles shadows of state.
   std::size_t units_saved = 0;
-  /// Takes it back: reads what parameters were, or the state that they come from, and writes
-  /// nothing but them.
+  /// Rolls that work back: reads old parameters, or the state to restore them from, and writes only
+  /// parameters.
   bool restore_param = false;
   aio::Priority read_priority = aio::Priority::OptimizerRead;
 };
 
-/// How a pass goes on, waits, borrows and ends: tiering/ring_order.h and tiering/pipeline.h.
+/// A pass of tiering/pipeline.h, in the order of tiering/ring_order.h.
 class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
  public:
   /// May enqueue copies of the sub-group's memory in the queue ToDevice.
@@ -123,14 +123,14 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   /// Runs `body` on these sub-groups of one unit, in this order.
   Result<void> run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
                         const SubGroupStreamOptions& options, const Body& body) noexcept;
-  /// A sub-group in its homes: memory, of the device where that is separate, or null.
+  /// A sub-group at home: memory, of the device if that is separate, or null.
   SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
     return locate({unit, index}, nullptr);
   }
 
  private:
   using Task = tiering::RingTask;
-  friend Order;  // which this is the port of:
+  friend Order;  // RingOrder uses this class as its port
   bool computes_elsewhere() const noexcept { return state_.separate_device(); }
   bool writes() const noexcept {
     return options_.write_state || options_.write_grad || options_.restore_param;
@@ -178,7 +178,7 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   bool uses_queues_ = false;   // between its items and a separate device
   SlicedBody body_;            // without slices: `after` is the whole work
   std::size_t saved_end_ = 0;  // the place after the last of units_saved
-  std::vector<Task> done_;     // of a pass that was abandoned
+  std::vector<Task> done_;     // tasks that an abandoned pass had done
 };
 
 }  // namespace artesian::zero3

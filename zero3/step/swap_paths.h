@@ -16,12 +16,12 @@ namespace artesian::zero3 {
 
 struct SwapPaths {
   std::vector<std::string> directories;
-  std::vector<std::vector<std::uint32_t>> volumes;  // of indexes of directories
+  std::vector<std::vector<std::uint32_t>> volumes;  // indices of directories, by volume
   std::uint32_t param_volume = 0;
   std::uint32_t optimizer_volume = 0;
-  std::vector<tiering::PathDisk> disks{};  // of each directory, or empty: not known
-  std::vector<PathIo> io{};                // of each directory
-  std::vector<std::string> notes{};        // where these are from
+  std::vector<tiering::PathDisk> disks{};  // one for each directory; empty: unknown
+  std::vector<PathIo> io{};                // one for each directory
+  std::vector<std::string> notes{};        // notes on where these settings come from
   std::uint64_t stripe_bytes = 1 << 20;
 };
 

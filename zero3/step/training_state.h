@@ -12,8 +12,8 @@
 namespace artesian::zero3 {
 
 struct TrainingState {
-  std::uint64_t step = 0;     // optimizer steps so far, skipped ones too
-  std::uint64_t updates = 0;  // of them, those that were applied: the schedule's position
+  std::uint64_t step = 0;     // optimizer steps so far, skipped ones included
+  std::uint64_t updates = 0;  // applied steps: the schedule's position
   /// By parameter, the updates that it has had: its bias correction. Empty: `updates`, of all.
   std::vector<std::uint64_t> parameter_steps{};
   std::uint64_t skipped_in_a_row = 0;  // StepGuard

@@ -19,8 +19,8 @@ class BetweenOperators {
   BetweenOperators& operator=(const BetweenOperators&) = delete;
 
  private:
-  const std::function<void()>* before_;  // of an outer one
-  std::uint64_t handle_ = 0;             // of LibTorch's callback; 0: none
+  const std::function<void()>* before_;  // callback of an outer scope
+  std::uint64_t handle_ = 0;             // handle of LibTorch's callback; 0: none
 };
 
 }  // namespace artesian::zero3

@@ -54,8 +54,8 @@ Result<ComputeDevice> open_compute_device(const std::string& name,
 /// Makes the device tier's backend for a device of LibTorch's, whose queue Compute is that stream.
 using MakeBackend = Result<std::unique_ptr<tiering::Device>> (*)(c10::Device device,
                                                                  c10::Stream compute);
-/// From here on open_accelerator() asks this for devices of that type. CUDA has its own from the
-/// beginning, where it is built in.
+/// Makes open_accelerator() use this backend for devices of that type. CUDA's is registered from
+/// the beginning, if it is built in.
 void add_backend(c10::DeviceType type, MakeBackend make);
 bool has_backend(c10::DeviceType type);
 

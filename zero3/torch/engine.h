@@ -169,7 +169,7 @@ class Engine {
   /// Bytes a second that the disks of the optimizer state, or else of the parameters, take
   /// together, as probed at the start; 0: neither is on NVMe.
   double disk_write_rate() const noexcept;
-  /// The folder's side: what it held, bytes of a checkpoint.
+  /// The folder's state: checkpoints found at the start, bytes of one checkpoint.
   const Checkpoints& checkpoints() const noexcept;
   /// Saves the training as it is after the last step: weights, moments, counts, loss scale, what
   /// LibTorch's default generators are at, the caller's files. Returns when it is durable; the
@@ -207,7 +207,7 @@ class Engine {
   const Config& config() const noexcept;
   /// By unit: it is updated under backward. Of steps from here on, until the share is decided.
   const std::vector<bool>& units_under_backward() const noexcept;
-  /// How bytes have come from NVMe and gone there so far; zero3/step/io_engine.h.
+  /// Returns how bytes moved from and to NVMe so far; zero3/step/io_engine.h.
   std::string describe_io() const;
   /// Returns what each folder of nvme_path has carried since the start.
   std::vector<SwapPathUse> path_use() const;
@@ -231,7 +231,7 @@ void track_activations();
 /// if the choice is neither fp32 nor the parameter dtype.
 Result<DType> choose_compute_dtype(const Config& config, bool native = false);
 
-/// Says in the log what was chosen, where it is not plainly fp32.
+/// Logs the chosen dtype, unless it is fp32 by default.
 void tell_compute_dtype(const Config& config, DType chosen);
 
 /// Bytes that the activations of a step are planned to take within these budgets, of which the

@@ -29,7 +29,7 @@ struct HookedEngineOptions {
   Unreached unreached = Unreached::IsSkipped;
   /// Of the processes on this machine, this one included: they share default budgets.
   std::uint64_t engines = 1;
-  std::shared_ptr<comm::Group> group{};  // of several ranks that train together; null: one
+  std::shared_ptr<comm::Group> group{};  // the ranks that train together; null: one
   UnitUses::Constants constants{};       // called on the thread that asks for gradients
 };
 
@@ -53,22 +53,22 @@ class HookedEngine {
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
   c10::Device device() const noexcept { return device_.torch; }
-  /// A tensor's elements become what they are on rank `root`; contiguous, on the CPU. Every rank
-  /// calls it alike. Errors: the group's.
+  /// Fills a tensor on every rank with that of rank `root`; contiguous, on the CPU. Every rank must
+  /// call it. Errors: the group's.
   Result<void> broadcast(const at::Tensor& tensor, std::uint32_t root);
   /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
   /// any dtype, or in a new one, fp32. Errors: as StepCore::read_state; Invalid.
   Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
                                 const at::Tensor& target = {});
-  /// They become these values: fp32, in its shape, contiguous, on the CPU. A forward that nobody
-  /// has asked a gradient of is forgotten. Errors: as StepCore::write_state; Invalid (another
+  /// Sets values: fp32, in the parameter's shape, contiguous, on the CPU. Drops a
+  /// forward without a backward. Errors: as StepCore::write_state; Invalid (another
   /// tensor).
   Result<void> write_state(std::uint32_t parameter, StateKind kind, const at::Tensor& values);
   /// Below stage 3: the parameters whose values the caller has changed in place, or given by other
   /// memory, since the engine last looked. Errors: as uses().
   Result<std::vector<std::uint32_t>> changed(LookFor look);
-  /// They have the engine's memory again, whose values are from here on what they shall be: the
-  /// caller has written them. Errors: Invalid (another shape or dtype).
+  /// Takes the parameters' memory back after the caller has written valid values there. Errors:
+  /// Invalid (another shape or dtype).
   Result<void> accept(std::span<const std::uint32_t> parameters);
   /// A parameter's gradient since the last step, not multiplied by the loss scale, fp32, in its
   /// shape; an undefined tensor: there is none. Errors: as StepCore::read_gradient.

@@ -31,19 +31,19 @@ class InputKeeper {
 
   /// True if any input goes to a tier.
   bool keeps_some() const noexcept { return inputs_.some(); }
-  /// Puts the input away, unless it stays with its owner: it has no place in a tier, is larger than
-  /// that, or has gaps in memory. Returns whether it did. Errors: those of Depot::put.
+  /// Puts the input away, unless it must stay: it has no place in a tier, is too large for its
+  /// place, or has gaps in memory. Returns whether it did. Errors: those of Depot::put.
   Result<bool> put(const InputId& id, const at::Tensor& input);
   /// Backward begins: what was put away is taken stage by stage from the last, each stage's in the
   /// order of the micro-batches; some may be left out. Errors: those of Depot::expect.
   Result<void> expect();
-  /// The input that was put away there, as it was. Errors: those of Depot::take.
+  /// Takes the input that was put away under this id. Errors: those of Depot::take.
   Result<at::Tensor> take(const InputId& id);
   /// Around the computation that follows a take, on a separate device: room for the next one
   /// before, the next one itself after. Errors: those of Depot::take.
   Result<void> prepare_next();
   Result<void> load_next();
-  /// Nothing more will be taken. Errors: those of Depot::forget.
+  /// Ends taking: no input is needed any more. Errors: those of Depot::forget.
   Result<void> forget();
 
  private:
@@ -55,7 +55,7 @@ class InputKeeper {
     bool requires_grad = false;
     std::uint64_t bytes = 0;
   };
-  struct Leaving {  // to the host; not to be released before
+  struct Leaving {  // An input on its way to the host, which must be held until then.
     at::Tensor tensor;
     tiering::DeviceFence read;
   };
@@ -74,11 +74,11 @@ class InputKeeper {
   ModelState& state_;
   const KeptInputs& inputs_;
   const c10::Device device_;
-  std::vector<Away> away_;  // in the order in which they were put; from expect(), of taking
-  std::size_t next_ = 0;    // of these, the one after the last that was taken
+  std::vector<Away> away_;  // in the order of puts; after expect(), of takes
+  std::size_t next_ = 0;    // index of the next input to take
   std::deque<Leaving> leaving_;
   std::optional<Coming> coming_;  // away_[next_]
-  bool told_ = false;             // that inputs stay with LibTorch
+  bool told_ = false;             // a line has said that inputs stay with LibTorch
 };
 
 }  // namespace artesian::zero3

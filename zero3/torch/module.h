@@ -32,7 +32,7 @@ class GradientSink {
 /// One micro-batch: two CPU tensors of any shape and dtype. The engine gives `targets` through to
 /// the stages and never looks at them; they may be undefined.
 struct Batch {
-  const at::Tensor& input;    // of stage 0; token ids, int64, where stage 0 looks up
+  const at::Tensor& input;    // input of stage 0; int64 token ids if it looks up
   const at::Tensor& targets;  // what the last stage compares with
   /// Set by the engine: where backward gives the gradients of tiled parameters, in place of
   /// returning them to autograd. Null: they are returned. Outlives the graph.

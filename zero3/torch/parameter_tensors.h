@@ -57,7 +57,7 @@ class ParameterTensors {
       const std::vector<ParameterSpec>& parameters, const Placement& placement,
       std::span<const at::Tensor> tensors, std::span<const NamedTensor> others,
       c10::Device device = c10::kCPU);
-  /// Adopted tensors outlive this: they stay refused, and say that their engine is gone.
+  /// Adopted tensors outlive this object: reading them is an error that says so.
   ~ParameterTensors();
   ParameterTensors(const ParameterTensors&) = delete;
   ParameterTensors& operator=(const ParameterTensors&) = delete;
@@ -76,7 +76,7 @@ class ParameterTensors {
   /// The tensor has this memory again, after the caller has given it other; values are those that
   /// are there. Errors: Invalid: other memory of another shape or dtype.
   Result<void> take_memory_back(std::uint32_t parameter);
-  /// Marks all values as changed, but those of parameters that were frozen from the beginning.
+  /// Marks all values as changed, except those of frozen parameters.
   void bump_versions();
 
  private:
@@ -92,8 +92,8 @@ class ParameterTensors {
   std::unique_ptr<ParameterGuard> guard_;  // null: released parameters are refused
   std::vector<at::Tensor> tensors_;
   std::vector<c10::Storage> storages_;  // theirs
-  std::vector<std::string> names_;      // of adopted ones
-  std::vector<bool> trained_;           // by parameter: has a gradient, and changes
+  std::vector<std::string> names_;      // names of adopted tensors
+  std::vector<bool> trained_;           // by parameter: it is trained
 };
 
 at::ScalarType scalar_type(DType dtype) noexcept;

@@ -34,14 +34,14 @@ class ParameterWatch {
   ParameterWatch(const ParameterWatch&) = delete;
   ParameterWatch& operator=(const ParameterWatch&) = delete;
 
-  /// The unit's values are what they shall be. `readable`: they are bound, and stay so.
+  /// Records the unit's values as valid. `readable`: they can be read until the next call.
   void remember(std::uint32_t unit, bool readable);
   /// Errors: Invalid: a parameter of the unit has been changed since then.
   Result<void> check_unchanged(std::uint32_t unit) const;
   /// The same of persistent units; and all parameters have the engine's memory, and frozen ones
   /// are so still. Errors: Invalid.
   Result<void> check() const;
-  /// The caller has given the parameter memory of its own for a while: it is not looked at.
+  /// Lends the parameter to the caller, or ends that: lent ones are not checked.
   void lend(std::uint32_t parameter, bool lent);
   /// Of resident parameters, which the caller may change: those that are not as remembered.
   std::vector<std::uint32_t> changed(LookFor look) const;
@@ -66,12 +66,12 @@ class ParameterWatch {
 
   const StepCore& core_;
   ParameterTensors& tensors_;
-  std::vector<std::uint32_t> versions_;        // by parameter, since remember()
-  std::vector<std::uint64_t> sums_;            // of what was readable then
+  std::vector<std::uint32_t> versions_;        // by parameter, at remember()
+  std::vector<std::uint64_t> sums_;            // checksums of parameters that were readable then
   std::vector<bool> readable_;                 // by unit
   std::vector<bool> lent_;                     // by parameter
-  std::vector<bool> unseen_;                   // and what was to be remembered meanwhile
-  std::vector<at::Tensor> refused_gradients_;  // by parameter, made as they are needed
+  std::vector<bool> unseen_;                   // remembered while lent, to be checked later
+  std::vector<at::Tensor> refused_gradients_;  // by parameter, made on demand
   bool placed_ = false;                        // parameters have them as `grad`
 };
 

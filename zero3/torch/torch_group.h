@@ -21,7 +21,7 @@ namespace artesian::zero3 {
 
 struct TorchGroupOptions {
   comm::Place place;
-  double deadline_seconds = 600.0;  // in which every rank must come to an operation
+  double deadline_seconds = 600.0;  // the time in which every rank must join an operation
 };
 
 /// A group over a backend for the CPU's memory, which nothing else sends or receives with. `store`:

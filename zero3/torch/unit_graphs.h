@@ -40,7 +40,7 @@
 namespace artesian::zero3 {
 
 struct UnitGraphsOptions {
-  c10::Device device = c10::kCPU;  // of all tensors
+  c10::Device device = c10::kCPU;  // device of all tensors
   /// Keeps of a forward only the stages' inputs; backward runs each stage once more. Those that the
   /// placement gives a tier wait there (input_keeper.h).
   bool activation_checkpointing = false;
@@ -71,7 +71,7 @@ class UnitGraphs {
   /// True if the last forward or evaluation failed by a fault of its batch alone.
   bool refused() const noexcept { return refused_; }
 
-  /// Lets go of the graphs and the batches of the last forward, and of what is entered.
+  /// Releases the graphs and batches of the last forward, and leaves what is entered.
   Result<void> forget();
   /// True if the last pass was broken off by `stop`, until forget().
   bool stopped() const noexcept { return stopped_; }
@@ -81,25 +81,25 @@ class UnitGraphs {
  private:
   enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
   struct StageGraph {
-    at::Tensor input;    // undefined while it is away
-    at::Tensor output;   // with Keep::Inputs the last stage's alone, until it is made once more
-    bool whole = false;  // backward needs no other forward
+    at::Tensor input;             // undefined while it is away
+    at::Tensor output;            // with Keep::Inputs only the last stage's, until it is recomputed
+    bool whole = false;           // backward needs no other forward
     bool differentiable = false;  // the output depends on parameters
     bool away = false;            // the input is in a tier
   };
   struct MicroBatch {
     at::Tensor input;
     at::Tensor targets;
-    at::Tensor ids;  // of stage 0's look-up, on the CPU
+    at::Tensor ids;  // ids of stage 0's look-up, on the CPU
     std::vector<StageGraph> graphs;
-    at::Tensor gradient;  // in backward: of the output of the stage that comes next
+    at::Tensor gradient;  // in backward: gradient of the output of the next stage to run
   };
   /// Rounds parts of tiled gradients into their accumulators. Throws c10::Error.
   class PartSink final : public GradientSink {
    public:
     explicit PartSink(UnitGraphs& graphs) : graphs_(graphs) {}
     void add(std::size_t position, std::int64_t first, const at::Tensor& part) override;
-    std::vector<std::uint32_t> parameters;  // those of the stage whose backward runs
+    std::vector<std::uint32_t> parameters;  // parameters of the stage whose backward runs
 
    private:
     UnitGraphs& graphs_;
@@ -156,9 +156,9 @@ class UnitGraphs {
   ParameterTensors& tensors_;
   const UnitGraphsOptions options_;
   InputKeeper keeper_;
-  std::vector<MicroBatch> group_;           // of a forward that has no backward yet
-  std::optional<StageGradients> late_;      // of the last backward, or the sum up to it
-  std::optional<StageGradients> complete_;  // of the stage after that
+  std::vector<MicroBatch> group_;           // micro-batches of a forward before its backward
+  std::optional<StageGradients> late_;      // gradients of the last backward, or their sum
+  std::optional<StageGradients> complete_;  // gradients of the stage after that
   PartSink sink_{*this};
   double told_multiplier_ = 1.0;  // of their forward
   bool stopped_ = false;

@@ -18,13 +18,13 @@
 
 namespace artesian::zero3 {
 
-inline constexpr int no_task = -1;  // of autograd's graph tasks
+inline constexpr int no_task = -1;  // instead of an autograd graph task
 
 inline int current_task() {
   return torch::autograd::get_current_graph_task_id();
 }
 
-/// True if it accumulates what comes to this node, rather than only handing it to the caller.
+/// True if the task accumulates what this node gets, rather than handing it to the caller.
 inline bool accumulates_in_current_task(torch::autograd::Node* accumulator) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return true;
@@ -55,7 +55,7 @@ struct UnitUses::Link {
     while (word != nullptr) delete std::exchange(word, word->next);
   }
   void leave_word(std::unique_ptr<Word> word) noexcept {
-    if (getpid() != process) return;  // in a forked child there is nobody to read it
+    if (getpid() != process) return;  // a forked child has no reader
     Word* given = word.release();
     given->next = words.load(std::memory_order_relaxed);
     while (!words.compare_exchange_weak(given->next, given, std::memory_order_release,
@@ -63,7 +63,7 @@ struct UnitUses::Link {
     }
   }
 
-  /// Calls with what the link leads to, alone. False if that is gone.
+  /// Calls with the link's target under its lock. False if the target is gone.
   template <typename Call>
   bool with_uses(const Call& call) {
     const std::lock_guard held(mutex);
@@ -74,10 +74,10 @@ struct UnitUses::Link {
   /// Held in each function and hook of UnitUses. Nobody waits for it with Python's GIL held, as its
   /// holder may need that. Recursive: what is done under it may run Python, and so call again.
   std::recursive_mutex mutex;
-  UnitUses* uses;  // null once it is gone
+  UnitUses* uses;  // null once it is destroyed
   std::atomic<Word*> words{nullptr};
   std::atomic<std::size_t> alive{0};
-  std::vector<std::atomic<std::uint32_t>> awaited;  // by unit: uses that backward may still come to
+  std::vector<std::atomic<std::uint32_t>> awaited;  // by unit: uses that backward may still reach
   const pid_t process = getpid();
 };
 
@@ -137,14 +137,14 @@ struct UnitUses::Use {
 
   const std::shared_ptr<Link> link;
   const std::vector<std::uint32_t> stages;    // the module's, and others' that it reads
-  const std::vector<std::uint32_t> units;     // of these, each once
-  const std::vector<std::uint32_t> accesses;  // what is entered for them in backward
+  const std::vector<std::uint32_t> units;     // each of these once
+  const std::vector<std::uint32_t> accesses;  // accesses to enter for them in backward
   std::vector<Ender> enders;
   std::unique_ptr<Word> word;
-  bool awaited = true;         // by Link::awaited
+  bool awaited = true;         // counted in Link::awaited
   bool holds = false;          // its accesses
-  Opened inner;                // of the task that has opened it last
-  std::vector<Opened> around;  // of those around that one in which it is open, the outermost first
+  Opened inner;                // the task that opened it last
+  std::vector<Opened> around;  // outer tasks that have it open, the outermost first
 };
 
 }  // namespace artesian::zero3

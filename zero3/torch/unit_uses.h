@@ -127,11 +127,11 @@ class UnitUses {
   /// The caller is about to ask autograd for gradients of this loss. Without it, the first gradient
   /// begins the backward. Errors: Invalid (out of order); Io.
   Result<void> begin_backward(double loss);
-  /// That call has returned, or failed, which damages the step. Errors: what a hook ran into, in
-  /// place of what it threw; Io.
+  /// That call has returned, or failed, which damages the step. Errors: the error that a hook met,
+  /// in place of what it threw; Io.
   Result<void> backward_ended(bool failed);
-  /// The caller multiplies this loss by the loss scale, and calls autograd without another word.
-  /// Without this, such a backward is an error where the loss scale is not 1.
+  /// Announces that the caller multiplies this loss by the loss scale and calls autograd itself.
+  /// Otherwise such a backward is an error unless the loss scale is 1.
   Result<void> scales_by_itself(double loss);
   /// StepCore::step over all micro-batches since the last one, and new versions for all parameters.
   Result<StepResult> step(const StepRequest& request);
@@ -148,33 +148,33 @@ class UnitUses {
   void lend(std::uint32_t parameter, bool lent);
   /// Before the core is closed: nothing stays pinned, whatever broke off.
   void let_go();
-  /// Weights have been replaced, or are gone: no graph from before can be asked for gradients.
+  /// Weights were replaced or dropped: graphs from before must not be asked for gradients.
   void weights_replaced(std::optional<std::uint32_t> unit = {});
   /// Of resident parameters: those that the caller has changed.
   std::vector<std::uint32_t> changed(LookFor look) const;
-  /// The parameters' values are what they shall be.
+  /// Records the parameters' values as valid.
   void remember(std::span<const std::uint32_t> parameters);
 
-  std::size_t open_max() const noexcept { return open_max_; }  // of stages in use at once
+  std::size_t open_max() const noexcept { return open_max_; }  // the most stages in use at once
   std::size_t closed_late() const noexcept { return late_; }   // uses, by the end of a backward
   std::size_t uses_alive() const noexcept;
 
  private:
-  struct Word;  // of a use that died
+  struct Word;  // message of a use that was destroyed
   struct Link;  // between uses and this, which may end before them
-  struct Use;   // of one call
+  struct Use;   // a use: what one call added to the graph
   class OpeningHook;
   class EndingHook;
   class AccumulateHook;
-  struct LookUp;  // functions of autograd, whose backward adds what it makes by itself
+  struct LookUp;  // autograd functions whose backward adds gradients by itself
   struct Multiply;
-  struct Table;  // what they know of a parameter
+  struct Table;  // what these functions know of a parameter
 
   struct Frame {
     std::uint32_t module = 0;
     std::uint64_t thread = 0;             // whose nodes are numbered by themselves
     std::uint64_t first_node = 0;         // sequence number of the first node that it can have made
-    std::vector<std::uint32_t> stages{};  // that it holds
+    std::vector<std::uint32_t> stages{};  // stages that it holds
   };
   using Frames = std::vector<Frame>;
   struct Task {
@@ -183,7 +183,7 @@ class UnitUses {
   };
   struct Held {
     at::Tensor gradient{};
-    bool own = false;  // nobody else has its memory
+    bool own = false;  // no other tensor shares its memory
     /// Adds to the sum.
     void add(const at::Tensor& more);
   };
@@ -264,23 +264,23 @@ class UnitUses {
   /// Units that are entered for a stage, by its number; and behind all, for those whose backward
   /// gathers less.
   std::vector<AccessOrder::Access> accesses_;
-  std::vector<std::uint32_t> in_backward_;  // by stage: the number of its access there
-  std::vector<std::uint32_t> holds_;        // by access
+  std::vector<std::uint32_t> in_backward_;  // by stage: the number of its access in backward
+  std::vector<std::uint32_t> holds_;        // by access: how many uses hold it
   std::vector<std::uint32_t> unit_holds_;
   std::vector<bool> away_;  // by unit: persistent, and not bound since the last step
-  std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor, and by storage
+  std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
-  std::vector<std::weak_ptr<Use>> open_;                         // those that hold their stage
+  std::vector<std::weak_ptr<Use>> open_;                         // uses that hold their stage
   std::vector<Task> tasks_;                                      // of autograd, that have not ended
   int failed_through_ = -1;             // numbers of tasks that failed; they rise
-  std::optional<double> loss_;          // of the backward that was announced
-  std::optional<double> scaled_loss_;   // of one that the caller begins by itself
-  std::vector<std::uint32_t> calls_;    // by parameter: that read it, below the outermost one
+  std::optional<double> loss_;          // loss of the announced backward
+  std::optional<double> scaled_loss_;   // loss of a backward that the caller starts itself
+  std::vector<std::uint32_t> calls_;    // by parameter: calls below the outermost that read it
   std::vector<bool> several_;           // by parameter: some pass has used it several times
-  std::map<std::uint32_t, Held> held_;  // by parameter, of these
-  std::vector<bool> added_;             // by parameter: since the last step
+  std::map<std::uint32_t, Held> held_;  // sums of these, by parameter
+  std::vector<bool> added_;             // by parameter: a gradient was added since the last step
   std::uint64_t backwards_ = 0;         // calls of autograd that have ended, since then
-  std::uint64_t backwards_before_ = 0;  // of the step before
+  std::uint64_t backwards_before_ = 0;  // backwards of the step before
   bool damaged_ = false;
   std::optional<Error> error_;  // what a hook ran into
   std::atomic<std::size_t> open_max_ = 0;

@@ -124,7 +124,7 @@ class DcpFolder:
             raise Damaged(f"{path} at {chunk.begin}: {error}") from None
 
     def value(self, name: str) -> Any:
-        """What is not a tensor, or a tensor of one chunk; None where there is nothing."""
+        """A value that is no tensor, or a tensor of one chunk; None if absent."""
         stored = self.stored.get(name)
         return self.load(stored.chunks[0]) if stored and stored.chunks else None
 

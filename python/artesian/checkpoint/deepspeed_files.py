@@ -61,7 +61,7 @@ class _Model:
     path: Path
     root: dict[Any, Any]
     module: dict[Any, Any]
-    shapes: list[dict[str, tuple[int, ...]]]  # of trained parameters, by group
+    shapes: list[dict[str, tuple[int, ...]]]  # shapes of trained parameters, by group
     frozen_shapes: dict[str, tuple[int, ...]]
 
     def frozen_fragment(self, name: str) -> Tensor:

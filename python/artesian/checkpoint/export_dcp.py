@@ -61,7 +61,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def export_dcp(source: Path, out: Path, tag: str | None) -> str:
-    """Raises Refused, Damaged, OSError. Returns what was written, for people."""
+    """Raises Refused, Damaged, OSError. Returns a line that says what was written."""
     import torch.distributed.checkpoint as dcp
 
     checkpoint = Checkpoint(source, tag)

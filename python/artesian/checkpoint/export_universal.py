@@ -28,7 +28,7 @@ from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused, shown
 
 DEEPSPEED_VERSION = "0.19.8"  # whose format it is
-NAMES = {"sum": "exp_avg_sq"}  # of its DeepSpeedCPUAdagrad
+NAMES = {"sum": "exp_avg_sq"}  # the name in DeepSpeedCPUAdagrad
 
 
 def _step(step: int, torch_adam: bool) -> Any:
@@ -128,7 +128,7 @@ def _check(checkpoint: Checkpoint) -> None:
 
 
 def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool) -> str:
-    """Raises Refused, Damaged, OSError. Returns what was written, for people."""
+    """Raises Refused, Damaged, OSError. Returns a line that says what was written."""
     import torch
 
     checkpoint = Checkpoint(source, tag)

@@ -17,7 +17,7 @@ from artesian.checkpoint.zero_to_fp32 import (
 )
 
 # Of what an optimizer keeps, by its names in torch.optim; those of DeepSpeed's Adagrad are others.
-ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")  # of Adam
+ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")  # Adam's arrays
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "square_avg")
 SIGNED = "_signed"  # behind the name where the sign is a bit of the weight
 
@@ -28,7 +28,7 @@ def floats(checkpoint: Checkpoint, index: int, array: str, first: int, count: in
 
 
 def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
-    """Elements of an array as fp32, whatever form it was saved in; zeros where there is none."""
+    """Elements of an array as fp32, from any saved form; zeros if it is absent."""
     if array == "fp32":
         return checkpoint.master(index, first, count)
     if checkpoint.has(index, array + SIGNED):

@@ -27,7 +27,7 @@ def describe(state: SavedState) -> str:
 
 
 def run(program: str, work: Callable[[], str]) -> int:
-    """Says what came out, or in one line why not; returns the exit code."""
+    """Prints the result, or in one line the error; returns the exit code."""
     try:
         print(work())
     except (Refused, Damaged, OSError) as error:

@@ -227,7 +227,7 @@ class Machine:
         else:
             raise Damaged("its pickle sets items of what is no dictionary")
 
-    # Of names and what is called by them.
+    # Names, and what they stand for.
 
     def name(self, argument: Any) -> None:
         module, _, name = argument.partition(" ")

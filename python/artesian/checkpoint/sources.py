@@ -29,7 +29,7 @@ def naming(folder: Path, writer: str, read: Callable[[Path], SavedState]) -> Sav
 
 
 def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
-    """mapping[key], which must be there and of that kind. Raises Damaged."""
+    """mapping[key], which must exist and be of that kind. Raises Damaged."""
     if not isinstance(mapping, dict) or key not in mapping:
         raise Damaged(f"{shown(key)} is missing")
     if not isinstance(mapping[key], kind):
@@ -38,7 +38,7 @@ def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number, also where it is a tensor, or a float such as 3.0. Raises Damaged."""
+    """A whole number, given as int, tensor, or a float such as 3.0. Raises Damaged."""
     if isinstance(value, Tensor):
         value = value.number()
     if isinstance(value, Record) and len(value.arguments) == 1:  # an enumeration's

@@ -46,7 +46,7 @@ WORD_OF_SIZE = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 @dataclass(frozen=True)
 class Storage:
-    data: Bytes  # of the mapped file
+    data: Bytes  # bytes of the mapped file
     dtype: str
 
 
@@ -180,7 +180,7 @@ class _Entry:
 
 
 class MappedFile:
-    """A plain file, mapped. Not followed where it is a link."""
+    """A plain file, mapped; a link is refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -284,7 +284,7 @@ class TorchZip:
                 raise Damaged(f"its entry {name} overlaps another one")
 
     def load(self) -> Any:
-        """What was saved; tensors are views of `data`."""
+        """The saved object; tensors are views of `data`."""
         pickle = self.entries[f"{self.prefix}data.pkl"]
         storages: dict[str, Storage] = {}
 

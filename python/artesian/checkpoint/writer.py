@@ -176,7 +176,7 @@ class _Layout:
         self.tensors: list[_Tensor] = []
         self.parts: dict[tuple[str, str], list[list[int]]] = {}  # by array and dtype
         self.buffers: list[dict[str, Any]] = []
-        self.lengths: list[int] = []  # of blocks
+        self.lengths: list[int] = []  # lengths of blocks
         self.names: set[str] = set()
         self.at = 0
         self.gaps = 0
@@ -311,7 +311,7 @@ def _write_data(folder: Path, layout: _Layout, identity: int, step: int) -> dict
     sums = bytearray(b"ARTSUMS1" + len(layout.lengths).to_bytes(8, "little"))
     path = folder / record.name
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        with contextlib.suppress(OSError):  # of a file system that reserves nothing
+        with contextlib.suppress(OSError):  # for file systems that cannot reserve space
             os.posix_fallocate(file.fileno(), 0, len(head) + layout.at)
         file.write(head)
         for number, block in enumerate(_in_blocks(_bytes_of(layout), layout.lengths)):

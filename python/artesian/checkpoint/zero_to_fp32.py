@@ -64,11 +64,11 @@ WITH_SQUARES = ("adam", "adamw", "adagrad", "rmsprop")
 
 
 class Refused(Exception):
-    """What was asked for cannot be: exit code 2."""
+    """The request is impossible: exit code 2."""
 
 
 class Damaged(Exception):
-    """A file is not what was written: exit code 1."""
+    """A file differs from what was written: exit code 1."""
 
 
 def shown(name: object) -> str:
@@ -216,7 +216,7 @@ class DataFile:
     head_bytes: int
     head_digest: str
     sums_digest: str
-    seed: tuple[int, int, int]  # checkpoint, rank, step: what ties sums to where they belong
+    seed: tuple[int, int, int]  # checkpoint, rank, step: binds checksums to their place
 
     def seed_of(self, block: int) -> int:
         place = (*self.seed[:2], block, self.seed[2])
@@ -238,7 +238,7 @@ class Buffer:
 
 @dataclass
 class Manifest:
-    raw: dict[str, Any]  # as parsed: state, groups, config and what else nobody needs to be checked
+    raw: dict[str, Any]  # as parsed: state, groups, config and other unchecked values
     parameters: list[Parameter] = field(default_factory=list)
     files: list[DataFile] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -552,7 +552,7 @@ class Checkpoint:
         return array in self.manifest.arrays[index]
 
     def read_array(self, index: int, array: str, first: int, count: int) -> Bytes:
-        """Bytes of elements [first, first + count). A view where they lie in one part."""
+        """Bytes of elements [first, first + count); a view if they lie in one part."""
         dtype, rows = self.manifest.arrays[index][array]
         size = TYPE_BYTES[dtype]
         parts = []
@@ -566,7 +566,7 @@ class Checkpoint:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def master(self, index: int, first: int, count: int) -> Floats:
-        """Weights as fp32: master weights, or those of a frozen parameter."""
+        """Weights as fp32: master weights, or a frozen parameter's values."""
         arrays = self.manifest.arrays[index]
         if "fp32_high" in arrays:
             high = self.read_array(index, "fp32_high", first, count)
@@ -773,7 +773,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         why = "of another model, which loaders may take; name a new folder, or remove them"
         raise Refused(f"{out}: it has {others} {why}")
     out.mkdir(parents=True, exist_ok=True)
-    for name in indices:  # of shards that are replaced one by one
+    for name in indices:  # shards of an earlier export that are replaced one by one
         (out / name).unlink(missing_ok=True)
     for name, shard in zip(names, shards, strict=True):
         write_safetensors(out / name, shard)

@@ -64,7 +64,7 @@ globals().update(BUILDERS)
 
 
 class CompatibleOps(dict[str, bool]):
-    """deepspeed.ops.__compatible_ops__; an operator that nobody has heard of is not."""
+    """deepspeed.ops.__compatible_ops__; unknown operators are not compatible."""
 
     def __missing__(self, name: str) -> bool:
         return False

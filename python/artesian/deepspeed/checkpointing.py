@@ -122,7 +122,7 @@ def detach_variable(inputs: Any, device: Any = None) -> tuple[Any, ...]:
 
 
 class RNGStatesTracker:
-    """States of PyTorch's generator by name, each of which goes on where it was left."""
+    """States of PyTorch's generators by name; each continues where it was left."""
 
     def __init__(self) -> None:
         self.states_: dict[str, torch.Tensor] = {}

@@ -47,7 +47,7 @@ def mark(
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Modules of these classes, or of classes of these names, are units as a whole."""
+    """Marks modules of these classes, or class names, as units as a whole."""
     return mark(model, leaf_module_classes, True, raise_if_not_found, "set_z3_leaf_modules")
 
 

@@ -110,7 +110,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-# A key that the groups of one optimizer of torch.optim have and those of the others lack.
+# For each optimizer of torch.optim: a key of its groups that other optimizers lack.
 KEY_OF: dict[str, str] = {
     "dampening": "SGD",
     "centered": "RMSprop",
@@ -376,7 +376,7 @@ class Accelerator:
         return [torch.float32, torch.float16, torch.bfloat16]
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        return torch.manual_seed(seed)  # of all devices
+        return torch.manual_seed(seed)  # seeds all devices
 
     manual_seed_all = manual_seed
 

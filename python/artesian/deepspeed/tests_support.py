@@ -26,7 +26,7 @@ from artesian.deepspeed import surface
 from artesian.engine import LIVE
 from artesian.errors import UnsupportedError
 
-FIRST_SEED = 67280421310721  # of PyTorch's generator in a new process
+FIRST_SEED = 67280421310721  # the first seed of PyTorch's generator in a new process
 OURS = ("<class 'deepspeed.", "<class 'artesian.", "Engine(")
 NOT_SERVED = "a name that Artesian does not have"
 
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    """What a test finds in a process of its own, and what it leaves is gone."""
+    """Gives a test the state of a fresh process, and restores the former state afterwards."""
     before = dict(os.environ)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -111,7 +111,7 @@ class TiledLinear(nn.Module):
 
     @torch.no_grad()
     def copy_params_from(self, other: nn.Linear) -> None:
-        """The tiles become those of the linear layer."""
+        """Copies the linear layer's weights into the tiles."""
         shape = (self.out_features, self.in_features)
         if tuple(other.weight.shape) != shape or (other.bias is not None) != self.use_bias:
             raise InvalidError(
@@ -129,7 +129,7 @@ class TiledLinear(nn.Module):
 
 
 class TiledLinearReturnBias(TiledLinear):
-    """Of tiles that return their bias beside what they compute, as Megatron-LM's do."""
+    """For tiles that return their bias beside the output, as Megatron-LM's do."""
 
     def _reduce_local_output(self, in_id: int, out_id: int, current_out: Any, new_out: Any) -> Any:
         values, bias = new_out

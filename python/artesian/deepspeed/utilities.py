@@ -25,7 +25,7 @@ LEVELS = {
 
 
 def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs a line on these ranks; on all where none or -1 is among them."""
+    """Logs a line on these ranks; on all if none are given or -1 is among them."""
     rank = comm.get_rank()
     if not comm.is_initialized() or (ranks and (ranks[0] == -1 or rank in ranks)):
         logger.log(level, "[Rank %d] %s", rank, message)
@@ -41,7 +41,7 @@ def set_log_level_from_string(log_level_str: str, custom_logger: Any = None) -> 
 
 
 class RepeatingLoader:
-    """Begins again with the loader's first batch where it ends."""
+    """A loader that starts again at its end."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -76,7 +76,7 @@ class OnDevice(contextlib.ExitStack):
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Prints what memory the process takes, where it is asked for."""
+    """Prints the process's memory, if `force` is set."""
     if force:
         from artesian.deepspeed.shim import get_accelerator
 
