@@ -43,8 +43,8 @@ class ConfigReader {
   /// A list of `count` numbers; empty if it is not there, or is a fault.
   std::vector<double> numbers(const char* name, std::size_t count, NumberRange range);
   bool boolean(const char* name, bool absent);
-  /// The index of the given string in `allowed`; of those in `later`, which mean something, too, a
-  /// fault says that they are not supported yet.
+  /// The index of the given string in `allowed`. A string in `later` is a fault that says that it
+  /// is not supported yet.
   std::size_t choice(const char* name, const std::vector<const char*>& allowed, std::size_t absent,
                      std::initializer_list<const char*> later = {});
 

@@ -19,7 +19,7 @@
 
 namespace artesian::models {
 
-/// The dtype of floats in a tensor, of those that kernels take.
+/// The floating-point dtype of a tensor, if kernels support it.
 inline DType dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat: return DType::Float32;
@@ -30,7 +30,7 @@ inline DType dtype_of(const at::Tensor& tensor) {
   TORCH_CHECK(false, "kernel: got ", tensor.scalar_type(), ", allowed float, half, bfloat16");
 }
 
-/// `count` elements of `dtype` on from `array`; null stays null.
+/// Returns array + `count` elements of `dtype`; null remains null.
 template <typename Array>
 Array* advanced(Array* array, std::uint64_t count, DType dtype) {
   using Byte = std::conditional_t<std::is_const_v<Array>, const std::byte, std::byte>;

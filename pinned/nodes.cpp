@@ -16,7 +16,7 @@
 namespace artesian::pinned {
 namespace {
 
-constexpr std::uint32_t number_max = 1 << 16;  // of a node or core; what is larger is no list
+constexpr std::uint32_t number_max = 1 << 16;  // a larger number makes the list invalid
 
 /// Parses the kernel's "0-3,8", ascending. Invalid text gives an empty list.
 std::vector<std::uint32_t> numbers_of(std::string_view list) {

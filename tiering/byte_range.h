@@ -1,4 +1,4 @@
-// ByteRange: some of the bytes of something.
+// ByteRange: an offset and a length, in bytes.
 #pragma once
 
 #include <cstdint>

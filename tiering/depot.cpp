@@ -8,7 +8,7 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t copy_grain = 1 << 20;  // of one thread's copy
+constexpr std::uint64_t copy_grain = 1 << 20;  // bytes of one thread's copy
 
 }  // namespace
 
@@ -56,7 +56,7 @@ Result<DeviceFence> Depot::put(ShardId shard, std::span<const std::byte> source,
   if (on_nvme) {
     ARTESIAN_TRY_VOID(put_on_nvme(shard, source));
   } else if (separate()) {
-    ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, last_taken_));  // of the group before
+    ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, last_taken_));  // written by the group before
     ARTESIAN_TRY_VOID(device_.copy_to_host(store_.memory(shard), source.data(), source.size()));
   } else {
     copy(store_.memory(shard), source.data(), source.size());
@@ -82,7 +82,7 @@ std::uint64_t Depot::begin_to_put(const RingTask& block, StagingItem& item) cons
   return bytes;
 }
 
-/// From the disk, or from the device what is to be put.
+/// Reads from the disk, or from the device for a put.
 Result<void> Depot::read(const RingTask& task, StagingItem& item) noexcept {
   const ByteRange range = range_of(task);
   if (puts_) {
@@ -151,7 +151,7 @@ Result<DeviceFence> Depot::take(ShardId shard, std::span<std::byte> target,
 Result<void> Depot::take_from_nvme(ShardId shard, std::span<std::byte> target,
                                    DeviceFence free) noexcept {
   const auto unit = static_cast<std::uint32_t>(shard);
-  // What comes before it is not wanted after all.
+  // The inputs before it are not wanted.
   while (next_unit() != unit) ARTESIAN_TRY_VOID(Pipeline::forget(next_unit()));
   if (separate()) ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, free));
   target_ = target;

@@ -41,7 +41,7 @@ Result<void> DeviceReader::read(std::span<const Part> parts, DeviceFence written
   ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, written));
   auto outcome = read_pieces(parts, pieces, sink);
   if (outcome.has_value()) return {};
-  ARTESIAN_TRY(end, device_.record(Queue::ToHost));  // what is on its way still reads the parts
+  ARTESIAN_TRY(end, device_.record(Queue::ToHost));  // copies under way still read the parts
   ARTESIAN_TRY_VOID(device_.finish(end));
   return outcome;
 }

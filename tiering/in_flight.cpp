@@ -90,7 +90,7 @@ void InFlightTable::settle(const aio::Completion& completion) noexcept {
   ARTESIAN_CHECK(completion.ready());
   for (const auto& entry : entries_) {
     if (entry->completion != &completion) continue;
-    // The callback comes next on the progress thread: microseconds.
+    // The callback runs next on the progress thread: microseconds.
     while (entry->busy.load(std::memory_order_acquire)) std::this_thread::yield();
   }
 }

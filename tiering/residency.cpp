@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded in one go
 constexpr std::uint64_t piece_bytes_max =
-    4 << 20;  // one read; the first half expands while more come
+    4 << 20;  // bytes of one read; the first half expands while the second is read
 
 /// SlotState, and by what a slot that is Fetching is filled.
 enum class Contents : std::uint8_t {
   Absent,
-  Loading,  // by transfers from its home; none where it is its home
-  Filling,  // by the refresh in which it was started: nothing is read
+  Loading,  // by transfers from its home
+  Filling,  // by the refresh that started it: nothing is read
   Live,
 };
 
@@ -51,11 +51,11 @@ constexpr bool may_go(Refresh from, Refresh to) noexcept {
   }
   return false;
 }
-static_assert(!may_go(Refresh::Missed, Refresh::Partial));  // it lacks a part until the end
+static_assert(!may_go(Refresh::Missed, Refresh::Partial));  // it lacks a part
 static_assert(!may_go(Refresh::Begun, Refresh::Missed));    // nothing is lost yet
 static_assert(!may_go(Refresh::Begun, Refresh::Begun));     // one refresh at a time
 
-/// True if a way from that home is there at all.
+/// True if this route is possible from that home.
 bool may_go_by(Route route, Tier home, bool separate_device) noexcept {
   switch (route) {
     case Route::InPlace:
@@ -106,7 +106,7 @@ class Residency::Slot final : public BufferOwner {
 
   SlotState state() const noexcept { return slot_state(contents); }
   bool refreshing() const noexcept { return refresh.load() != Refresh::None; }
-  /// Returns what it was before.
+  /// Returns the state before.
   Refresh go(Refresh to) noexcept {
     const Refresh from = refresh.exchange(to);
     ARTESIAN_CHECK(may_go(from, to), static_cast<int>(from), static_cast<int>(to));
@@ -120,7 +120,7 @@ class Residency::Slot final : public BufferOwner {
 
   const ResidentUnit unit;
   Contents contents = Contents::Absent;
-  bool joined = false;  // all shares are there, of a unit that is cut
+  bool joined = false;  // all ranks' shares of a divided unit have arrived
   std::atomic<Refresh> refresh{Refresh::None};
   std::uint32_t pins = 0;
   BufferLease memory;
@@ -230,7 +230,7 @@ Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexce
   return loader_->advance();
 }
 
-/// Copies into the slot come after all computing with whatever was there before.
+/// Makes copies into the slot wait for all computing with its former content.
 Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
   const std::byte* begin = slot.memory.data();
   const std::byte* end = begin + slot.memory.size();
@@ -253,7 +253,7 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
   }
 }
 
-/// Computing comes after the copies into the slot, or into the home that is used as one.
+/// Makes computing wait for the copies into the slot, or into a home used as one.
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
   ARTESIAN_CHECK(loader_ != nullptr);
   if (!slot.aliased() && slot.contents == Contents::Loading) {
@@ -288,7 +288,7 @@ Result<void> Residency::await_piece(const Slot& slot, Transfer& piece) noexcept 
 }
 
 Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
-  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);  // of the shard
+  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);  // in the shard
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
   for (std::size_t piece = 0; piece < slot.pieces.size(); ++piece) {
     if (piece * slot.piece_bytes >= bytes) break;
@@ -438,7 +438,7 @@ void Residency::join_shares(std::uint32_t unit) noexcept {
   for (std::uint64_t begin = 0; begin < share;) {
     const std::uint64_t end = std::min(
         share, std::max(round_down((share + begin) / 2, share_grain), begin + share_grain));
-    const std::uint64_t count = (end - begin + share_grain - 1) / share_grain;  // of each share
+    const std::uint64_t count = (end - begin + share_grain - 1) / share_grain;  // in each share
     executor_.parallel_for(shares * count, 1, [&](std::uint64_t from, std::uint64_t to) {
       for (std::uint64_t block = from; block < to; ++block) {
         const std::uint64_t first = block / count * share;
@@ -468,7 +468,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
   if (slot.state() == SlotState::Absent) return {};
-  for (Transfer& piece : slot.pieces) {  // all must come back before the memory may go
+  for (Transfer& piece : slot.pieces) {  // all must end before the memory is released
     auto outcome = await_piece(slot, piece);
     if (piece.busy()) return outcome;
   }
@@ -501,7 +501,7 @@ std::byte* Residency::data(std::uint32_t unit) noexcept {
 
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
-  ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // it would miss changes
+  ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // a fetch under way would miss changes
   slot.joined = false;                                  // the other ranks' change, too
   slot.go(Refresh::Begun);
 }
@@ -570,7 +570,7 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
     return loader_->copy(fresh, slot.unit.stored, target, slot.unit.computed, count);
   }
-  ARTESIAN_CHECK(slot.unit.stored != slot.unit.computed);  // else the home were aliased
+  ARTESIAN_CHECK(slot.unit.stored != slot.unit.computed);  // otherwise the home would be aliased
   return loader_->device().expand(queue, fresh, slot.unit.stored, reinterpret_cast<float*>(target),
                                   count);
 }

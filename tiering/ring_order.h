@@ -71,8 +71,8 @@ class RingOrder {
   /// The port must outlive it.
   explicit RingOrder(Port& port) noexcept : port_(port) {}
 
-  /// From here to the end of the pass: sub-groups of units that `may` holds of are done out of
-  /// turn, before sub-groups in memory: Note [Out of turn].
+  /// From here to the end of the pass, sub-groups of units for which `may` is true are done before
+  /// sub-groups in memory that precede them: Note [Out of turn].
   void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
     out_of_turn_ = std::move(may);
   }

@@ -61,7 +61,7 @@ Result<std::unique_ptr<SnapshotFile>> SnapshotFile::create(std::unique_ptr<File>
 }
 
 SnapshotFile::~SnapshotFile() {
-  (void)finish().has_value();  // the fault was there to be asked for
+  (void)finish().has_value();  // the caller could have asked for the fault
   ARTESIAN_CHECK(in_flight_ == 0, in_flight_);
 }
 

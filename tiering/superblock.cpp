@@ -25,7 +25,7 @@ struct Record {
   std::uint64_t run_id;
   std::uint64_t generation;
   std::uint64_t payload_bytes;
-  std::uint64_t checksum;  // of all bytes before it
+  std::uint64_t checksum;  // over all bytes before it
 };
 static_assert(sizeof(Record) == 48 && offsetof(Record, checksum) == 40);
 

@@ -13,7 +13,7 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr int leave_retries = 1000;  // one per process that comes at the same moment
+constexpr int leave_retries = 1000;  // one for each process that starts at the same moment
 
 bool is_own_file(const std::string& path, FileSystem& files) noexcept {
   const auto status = files.status(path);

@@ -28,7 +28,7 @@ std::uint64_t needed_for(std::uint64_t payload) {
 // `needed` are the file's bytes, of which it has `reserved` already.
 Error no_space(const SwapFileOptions& options, std::uint64_t needed, std::uint64_t reserved,
                FileSystem& files) {
-  // A directory that we made is gone again by now; its parent is on the same disk.
+  // A directory that this run made is removed by now; its parent is on the same disk.
   const auto parent = std::filesystem::path(options.directory).parent_path().string();
   const bool exists = files.exists(options.directory);
   const auto free_now = files.free_bytes(exists           ? options.directory
@@ -112,7 +112,7 @@ class SwapFile::Impl {
     if (!allocated.has_value()) {
       return swap_directory_error(options_.directory, std::move(allocated).error());
     }
-    ARTESIAN_CHECK(payload >= bytes_used_, payload, bytes_used_);  // what is given out stays
+    ARTESIAN_CHECK(payload >= bytes_used_, payload, bytes_used_);  // given extents must fit
     payload_bytes_ = payload;
     const Superblock superblock{
         .rank = options_.rank, .run_id = options_.run_id, .payload_bytes = payload_bytes_};
@@ -127,7 +127,7 @@ class SwapFile::Impl {
     if (file_ != nullptr) {
       file_.reset();
       outcome = files_.remove(path_);
-      // Somebody cleaned up before us: what close() promises is so.
+      // The file is gone already, which is what close() promises.
       if (!outcome.has_value() && outcome.error().system_error == ENOENT) outcome = {};
     }
     auto released = lock_.release();

@@ -30,7 +30,7 @@ Result<std::unique_ptr<File>> open_lock_file(const std::string& path, FileSystem
   if (created.has_value()) return created;
   if (created.error().system_error != EEXIST) return created;
   const auto named = files.status(path);
-  if (!named.has_value()) return std::unique_ptr<File>();  // gone again
+  if (!named.has_value()) return std::unique_ptr<File>();  // it was removed meanwhile
   if (named->kind != FileStatus::Kind::Regular) {
     return refused(path, "its lock name is taken by something that is not a plain file; remove it");
   }
@@ -42,7 +42,7 @@ Result<std::unique_ptr<File>> open_lock_file(const std::string& path, FileSystem
     if (opened.error().system_error == ENOENT) return std::unique_ptr<File>();
     return opened;
   }
-  // The name was looked at first: what was opened must be what was looked at, not a planted link.
+  // The name was checked before: the opened file must be the same, not a planted link.
   ARTESIAN_TRY(found, (*opened)->status());
   if (!found.same_file(*named)) return std::unique_ptr<File>();
   ARTESIAN_CHECK(found.ours && found.kind == FileStatus::Kind::Regular, path);
@@ -112,7 +112,7 @@ std::optional<SwapLock> SwapLock::take_over(const std::string& directory, std::u
 Result<void> SwapLock::release() noexcept {
   ARTESIAN_CHECK(file_ != nullptr, path_);  // not twice
   Result<void> removed;
-  // Unlinked while held, so that nobody can lock the name that is about to go.
+  // Unlinked while locked, so that no other process can lock a name that is being removed.
   if (still_named(path_, *file_, *files_)) removed = files_->remove(path_);
   file_.reset();
   return removed;

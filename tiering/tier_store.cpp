@@ -22,13 +22,13 @@ namespace {
 constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
 constexpr std::uint64_t probe_bytes = 64 << 20;
 constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about a disk
-constexpr std::uint32_t shadow_bit = 1u << 31;       // of a checksum's seed, beside the shard's id
+constexpr std::uint32_t shadow_bit = 1u << 31;       // in a checksum's seed, beside the shard's id
 constexpr double probe_seconds = 0.4;                // over all paths, per direction
 
-/// Says where a shard's blocks are on nvme, and what was written there last.
+/// Where a shard's blocks are on nvme, and the checksums of their last write.
 struct NvmeBlocks {
   std::vector<Segment> segments;            // empty for homes in memory; offsets are in the file
-  std::optional<BlockChecksums> checksums;  // not before the space is there that they are of
+  std::optional<BlockChecksums> checksums;  // made only when the space is reserved
 
   /// The segment with this byte.
   std::size_t segment_of(std::uint64_t offset) const noexcept {
@@ -57,8 +57,8 @@ struct Shard {
   BufferLease memory;  // device and host homes
   NvmeBlocks place;
   std::optional<NvmeBlocks> shadow;
-  bool shadowed = false;           // it is written to the shadow
-  std::uint64_t sealed_until = 0;  // then, with all blocks sealed, the shadow has so many seals
+  bool shadowed = false;           // writes go to the shadow
+  std::uint64_t sealed_until = 0;  // seals of the shadow's blocks once all are sealed
 
   NvmeBlocks& written() noexcept { return shadowed ? *shadow : place; }
   std::uint64_t end_of(const NvmeBlocks& at, std::size_t segment) const noexcept {
@@ -84,7 +84,7 @@ void move_segments(NvmeBlocks& place, std::size_t path, std::uint64_t by) noexce
   }
 }
 
-/// One volume for each directory, where nobody said otherwise; with equal weights.
+/// The volumes given, or one for each directory, with equal weights.
 std::vector<Volume> volumes_of(const TierStoreOptions& options) {
   ARTESIAN_CHECK(options.disks.empty() || options.disks.size() == options.directories.size());
   std::vector<Volume> volumes;
@@ -156,9 +156,9 @@ class TierStore::Impl {
   std::deque<Shard> shards_;
   std::vector<std::unique_ptr<SwapFile>> swap_files_;
   std::vector<Volume> volumes_;
-  std::vector<PathDisk> disks_;  // of each directory; speeds are 0 until known
+  std::vector<PathDisk> disks_;  // one for each directory; speeds are 0 until known
   InFlightTable in_flight_;
-  std::vector<PathBytes> bytes_;  // of each directory
+  std::vector<PathBytes> bytes_;  // one for each directory
   std::atomic<std::uint64_t> blocks_verified_{0};
   std::atomic<std::uint64_t> verify_failures_{0};
   bool close_called_ = false;
@@ -600,7 +600,7 @@ Result<void> TierStore::wait(Transfer& transfer, ShardId id) noexcept {
     Transfer::Part& part = transfer.part(index);
     auto finished = impl_->finish(part.completion, part.path);
     if (finished.has_value()) continue;
-    // What is still in flight is told before what went wrong: its buffer cannot be taken.
+    // Reports a transfer in flight before other faults: its buffer cannot be reused.
     if (!part.completion.ready()) return naming(shard.options, doing, std::move(finished).error());
     if (first.has_value()) first = std::move(finished);
   }
@@ -671,7 +671,7 @@ std::uint64_t TierStore::block_length(ShardId id, std::uint64_t block) const noe
 Result<DiskSpeed> TierStore::probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept {
   ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
   for (const PathBytes& bytes : impl_->bytes_) {
-    ARTESIAN_CHECK(bytes.written == 0, bytes.written);  // it would be overwritten
+    ARTESIAN_CHECK(bytes.written == 0, bytes.written);  // its blocks would be overwritten
   }
   Volume used;  // a small state need not touch every path
   const Volume& all = impl_->volumes_[volume];

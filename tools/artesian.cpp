@@ -37,11 +37,11 @@ int run_train(const CLI::App& command) {
 int run_plan(const CLI::App& command) {
   const auto options = artesian::tools::read_plan_flags(command);
   if (!options.has_value()) return fail(options.error().message);
-  artesian::zero3::track_activations();  // what is measured is to compute as a run does
+  artesian::zero3::track_activations();  // measurements must compute as a run does
   return artesian::tools::run_plan(*options);
 }
 
-/// The exit code is 2 where what was asked for cannot be, and 1 for anything else that went wrong.
+/// Returns exit code 2 for an impossible request, and 1 for any other error.
 int exit_code_of(const artesian::Error& error) {
   using artesian::ErrorCode;
   if (error.code == ErrorCode::Cancelled) return artesian::tools::stop_exit_code();

@@ -189,7 +189,7 @@ Result<std::string> TokenData::digest() noexcept {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(piece));
   std::vector<std::uint32_t> narrow(ids.size());
   kernels::Digest total;
-  // Blocks of a short stream overlap, and have all of it.
+  // Blocks of a short stream overlap, and together cover all of it.
   for (std::uint64_t index = 0; index < (piece == count ? 1 : pieces); ++index) {
     const std::uint64_t begin = (count - piece) * index / (pieces - 1);
     ARTESIAN_TRY_VOID(source_->read(begin, ids));

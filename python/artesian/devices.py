@@ -143,7 +143,7 @@ def move_model(model: nn.Module, device: torch.device) -> None:
         return
     if device.type == torch._C._get_privateuse1_backend_name():
         before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)  # they stay the same objects
+        torch.__future__.set_swap_module_params_on_conversion(True)  # keeps the objects' identity
         try:
             model.to(device)
         finally:

@@ -98,7 +98,7 @@ class Reads(TorchFunctionMode):
         self.leave()
 
     def leave(self) -> None:
-        """Ends the mode on this thread if it is on; Ctrl-C may have come before it was entered."""
+        """Ends the mode on this thread if it is on; Ctrl-C may arrive before it is entered."""
         modes: Any = torch.overrides
         if self in modes._get_current_function_mode_stack():
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -238,21 +238,21 @@ class Hooks:
 
     def _give_as_stored(self, module: Any, as_stored: AsStored, is_model: bool) -> None:
         def after(module: nn.Module, values: Any, prefix: str, metadata: Any) -> None:
-            if is_model or not prefix:  # else the module above does it
+            if is_model or not prefix:  # otherwise the module above does it
                 as_stored(values)
 
         self.handles.append(module.register_state_dict_post_hook(after))
 
     def _register(self, module: nn.Module, number: int) -> None:
         core = self.core
-        registered = weakref.ref(module)  # and no copy that somebody has made of it
+        registered = weakref.ref(module)  # not a copy of the module
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if module is not registered():
                 return None
             begun = self.passes.get()
             if core.depth > 0 and (begun.outermost != number or is_running(self._call())):
-                core.enter(number, False)  # of which pass it is has been decided
+                core.enter(number, False)  # the pass's kind is decided already
                 return None
             if not torch.compiler.is_compiling():
                 self.calls[threading.get_ident()] = sys._getframe(1)
@@ -286,7 +286,7 @@ class Hooks:
         core = self.core
         if core.depth > 0:  # the outermost module is called, and no call of it runs: it broke off
             self.unwind()
-        self._stop_reading()  # of one that zero_grad() has ended
+        self._stop_reading()  # of a forward that zero_grad() has ended
         self.tree.check()
         take_changes = None if self.take_changes is None else self.take_changes()
         if take_changes is not None:

@@ -18,7 +18,7 @@ from artesian.run import torchrun
 PREFIXES = ("ARTESIAN", "GLOO", "MLFLOW", "MV2", "NCCL", "OMP_NUM_THREADS", "PYTHON", "UCX")
 ENVIRONMENT_FILE = ".deepspeed_env"
 LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
-ENDING_S = 10.0  # that the other machines have to end, when one has failed
+ENDING_S = 10.0  # seconds that other machines have to end after a failure
 
 
 class Refusal(Exception):
@@ -27,14 +27,14 @@ class Refusal(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What is started. `command`: of each process; `variables`: all of them have them."""
+    """What to start. `command`: of each process; `variables`: set for all processes."""
 
     hosts: dict[str, int]  # how many processes each has, in order
     command: list[str]
     variables: dict[str, str]
-    address: str  # of the first one
+    address: str  # address of the first host
     port: int
-    arguments: list[str]  # of the launcher
+    arguments: list[str]  # flags of the launcher
 
     @property
     def processes(self) -> int:
@@ -119,7 +119,7 @@ def shell_line(start: Start, command: list[str]) -> str:
 
 
 def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[str]]:
-    """What is run here: by ssh a command for each host, by the others one."""
+    """The commands to run here: one for each host with ssh, else one for all."""
     equal = len(set(start.hosts.values())) == 1
     if launcher == "ssh":
         port = [] if ssh_port is None else ["-p", str(ssh_port)]
@@ -137,7 +137,7 @@ def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[
     count = next(iter(start.hosts.values()))
     if launcher == "pdsh":
         line = shell_line(start, torchrun_on(start, "%n", count))
-        # Some builds of pdsh use rsh unless they are told otherwise.
+        # Some builds of pdsh use rsh by default.
         shell = [] if "PDSH_RCMD_TYPE" in os.environ else ["-R", "ssh"]
         return [["pdsh", *shell, "-S", "-f", "1024", "-w", ",".join(start.hosts),
                  *start.arguments, line]]  # fmt: skip
@@ -155,7 +155,7 @@ def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[
 
 
 def launcher_for(asked: str | None) -> str:
-    """DeepSpeed's default is pdsh; where that is not installed, ssh does the same."""
+    """DeepSpeed's default is pdsh; ssh does the same if it is not installed."""
     if asked is None:
         return "pdsh" if shutil.which("pdsh") else "ssh"
     if asked.lower() not in LAUNCHERS:

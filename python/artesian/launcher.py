@@ -18,7 +18,7 @@ from artesian.deepspeed import gpus, surface
 from artesian.hosts import Refusal
 from artesian.run import children_see_us, start_together
 
-HOSTFILE = "/job/hostfile"  # DeepSpeed's; read where it is there
+HOSTFILE = "/job/hostfile"  # DeepSpeed's default; read if it exists
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
 # As torchrun, mpirun and srun say it.
 OWN_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-$SLURM_LOCALID}}"

@@ -23,12 +23,12 @@ class SavedMasters:
 
     def __init__(self, folder: str | None, dtype: torch.dtype) -> None:
         self.folder = folder
-        self.dtype = dtype  # that the engine stores parameters in
+        self.dtype = dtype  # dtype in which the engine stores parameters
         self.tensors: dict[int, torch.Tensor] = {}  # by the parameter's number
-        self.taken: dict[int, torch.Tensor] = {}  # room for those of the write under way
+        self.taken: dict[int, torch.Tensor] = {}  # space for the masters of the current write
 
     def clear(self) -> None:
-        """Forgets the saved masters: the weights go on from what they are now."""
+        """Drops the saved masters: the weights continue from their present values."""
         self.tensors.clear()
 
     def forget(self, number: int) -> None:

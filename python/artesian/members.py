@@ -185,7 +185,7 @@ class Members(nn.Module):
             )
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """What offload_states() has moved is where it was."""
+        """Does nothing: offload_states() leaves states where they are."""
 
     def empty_partition_cache(self) -> None:
         """What a step does not need is not kept."""

@@ -15,7 +15,7 @@ from artesian.errors import InvalidError, UnsupportedError
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
-# Of torch.optim.AdamW.
+# not refused
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
@@ -53,7 +53,7 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
         engine = optimizer.engine
         names = engine.moment_names_of(parameter)
         state: dict[str, Any] = {name: engine.full_state(parameter, name) for name in names}
-        if not engine.skips_unreached:  # else each has a count of its own
+        if not engine.skips_unreached:  # otherwise each parameter has its own count
             state["step"] = torch.tensor(float(engine.global_steps - engine.skipped_steps))
         return state
 
@@ -112,7 +112,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     """
 
     type = ""  # as optimizer.type of a config
-    keys: tuple[str, ...] = ()  # of a group, besides its parameters
+    keys: tuple[str, ...] = ()  # keys of a group, besides its parameters
     decoupled_decay = False
 
     def __init__(self, params: Iterable[Any], constants: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ class Adam(AdamW):
 
 
 class TorchAdamW(AdamW, torch.optim.AdamW):
-    """In the place of torch's own, for whoever asks what it is."""
+    """Stands in for torch's own class, for code that asks for the type."""
 
 
 class TorchAdam(Adam, torch.optim.Adam):
@@ -464,7 +464,7 @@ MUON: dict[bool, dict[str, Any]] = {
     True: {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0},
     False: {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0},
 }
-MATRICES = (2, 4)  # dimensions; of 4, a filter of a convolution is a row
+MATRICES = (2, 4)  # dimensions; a filter of a 4-D convolution is a row of one matrix
 
 
 class Muon(TieredOptimizer):
@@ -572,7 +572,7 @@ def matrices_of(
     return names
 
 
-# By optimizer.type; those of torch.optim have the same name there.
+# By optimizer.type; torch.optim's have the same name there.
 OPTIMIZERS: dict[str, Any] = {
     kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion, Lamb, Muon)
 }

@@ -27,7 +27,7 @@ class Ranks:
     local_rank: int = 0
     local_world_size: int = 1
     group: _C.Group | None = None
-    of_torch: Any = None  # PyTorch's, which `group` is over
+    of_torch: Any = None  # PyTorch's group, on which `group` is built
 
     def leave(self) -> None:
         """Gives the group's connections and threads back, unless its owner has done so with all
@@ -96,13 +96,13 @@ def ranks_of(group: Any = None) -> Ranks:
 
 
 def deadline_of(group: Any) -> float:
-    """Seconds in which a rank must come to what the others wait in: the group's timeout."""
+    """Seconds that a rank may be late for an operation: the group's timeout."""
     chosen: Any = group if group is not None else dist.group.WORLD
     for device in ("cpu", "cuda"):
         try:
             backend = chosen._get_backend(torch.device(device))
             return float(backend.options._timeout.total_seconds())
-        except (AttributeError, RuntimeError):  # it has none for the device, or does not say
+        except (AttributeError, RuntimeError):  # it has no backend for the device, or does not say
             continue
     return DEADLINE_S
 

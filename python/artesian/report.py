@@ -117,7 +117,7 @@ def summary(name: str, steps: Steps) -> list[tuple[str, str]]:
     return rows
 
 
-TIMES = {  # what computes in a step, and what it waits for
+TIMES = {  # seconds of computing, and of waiting, in a step
     "forward": "time_s.forward", "backward": "time_s.backward", "gradients": "time_s.gradients",
     "casts": "time_s.casts", "optimizer": "time_s.optimizer",
     "waits for parameters": "wait_s.param", "waits for gradients": "wait_s.grad",
@@ -295,7 +295,7 @@ def page(logs: dict[str, Steps]) -> str:
 
 def main() -> None:
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
-        sys.path.pop(0)  # this folder, whose modules have names that others use, too
+        sys.path.pop(0)  # this folder, whose module names hide others
     parser = argparse.ArgumentParser(
         prog="artesian report", description="Draws the steps of a run as one HTML page."
     )

@@ -70,7 +70,7 @@ class AsStored:
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
-    """True if the tensor's memory is a mapped file, as that of empty_in_file()."""
+    """True if the tensor's memory is a mapped file, as made by empty_in_file()."""
     return tensor.untyped_storage().filename is not None
 
 

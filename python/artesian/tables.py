@@ -39,7 +39,7 @@ class Forward:
 
 def reads_as_a_table(module: nn.Module) -> bool:
     """True if the module's forward is a plain look-up or product."""
-    if "forward" in vars(module):  # somebody's own
+    if "forward" in vars(module):  # replaced by the caller
         return False
     if type(module) is nn.Embedding:
         return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-NAMES = {  # of a step's figures
+NAMES = {  # names of a step's figures
     "loss": "Train/Samples/train_loss",
     "lr": "Train/Samples/lr",
     "loss_scale": "Train/Samples/loss_scale",
@@ -132,7 +132,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {
 
 
 class Trackers:
-    """Those of a config. `enabled`, `write_events` and their arguments are DeepSpeed's."""
+    """The trackers of a config. `enabled`, `write_events` and their arguments are DeepSpeed's."""
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self.trackers: dict[str, Tracker] = {}
@@ -188,7 +188,7 @@ class Trackers:
 
 def main() -> None:
     """trackers.py SECTIONS SAMPLES: the config's sections as JSON, and the samples of a step."""
-    sys.path.pop(0)  # this folder, whose modules have names that others use, too
+    sys.path.pop(0)  # this folder, whose module names hide others
     logging.basicConfig(format="artesian: %(levelname)s: %(message)s")
     logging.addLevelName(logging.WARNING, "warning")
     trackers = Trackers(json.loads(sys.argv[1]))

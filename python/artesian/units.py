@@ -38,7 +38,7 @@ class Plan:
     containers: list[tuple[str, nn.Module]]
     blocks: dict[str, nn.Module]  # the outermost, by name
     parameters: dict[str, nn.Parameter]  # the engine's: floating-point, each once
-    kept: dict[str, nn.Parameter]  # left where they are
+    kept: dict[str, nn.Parameter]  # parameters that the engine does not take
 
 
 def is_managed(parameter: nn.Parameter) -> bool:
@@ -128,7 +128,7 @@ def make_plan(model: nn.Module) -> Plan:
 
 
 def explain(model: nn.Module) -> str:
-    """Says which modules would be units, and what is gathered for each."""
+    """Lists the modules that would be units, and what is gathered for each."""
     plan = make_plan(model)
     uses: dict[str, int] = {}
     for unit in plan.units:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def spool_folder(config: Any) -> str | None:
-    """Where a config has parameters on NVMe: that folder, or, until it is there, the one above."""
+    """The config's NVMe folder for parameters, or, until that exists, the folder above."""
     if config is None:
         return None
     values = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
@@ -36,7 +36,7 @@ def spool_folder(config: Any) -> str | None:
 
 
 def stage_of(config: Any) -> Any:
-    """The stage that a config asks for; without one, that of whom Init is made for."""
+    """The stage that a config asks for; without one, that of Init's caller."""
     if config is None:
         return 3
     section = expand_dotted(values_of(config)[0]).get("zero_optimization", {})

@@ -61,7 +61,7 @@ Result<void> check_capability(int index) {
 Result<void> CudaDevice::check(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller has it
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller reports it
   if (status == cudaErrorInsufficientDriver) return no_driver();
   if (status != cudaSuccess) return no_device(cudaGetErrorString(status));
   if (count == 0) return no_device("the driver shows none");
@@ -106,7 +106,7 @@ std::optional<std::uint32_t> CudaDevice::numa_node() const {
   if (cudaDeviceGetPCIBusId(address.data(), address.size(), index_) == cudaSuccess) {
     return pinned::node_of_pci_device(address.data());
   }
-  static_cast<void>(cudaGetLastError());  // it is nobody else's error
+  static_cast<void>(cudaGetLastError());  // cleared, so that no later call reports it
   return std::nullopt;
 }
 

@@ -47,7 +47,7 @@ Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dt
                                              const float* grad, DType grad_dtype,
                                              std::uint64_t count, kernels::Accumulate how) {
   check_gradient(acc, acc_dtype, grad);
-  // What is not finite shows in the sum of squares.
+  // Infinities and NaNs show in the sum of squares.
   static_cast<void>(kernels::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how));
   return {};
 }

@@ -113,7 +113,7 @@ fs::path resolved_folder(const std::string& path) {
   std::error_code failed;
   const fs::path full = fs::absolute(path, failed);
   fs::path folder = fs::weakly_canonical(full, failed);
-  if (failed) folder = full.lexically_normal();  // what is wrong shows when it is opened
+  if (failed) folder = full.lexically_normal();                  // opening it reports the fault
   return folder.has_filename() ? folder : folder.parent_path();  // a trailing slash
 }
 

@@ -47,7 +47,7 @@ Mount mount_of(const std::string& path, const std::string& root) {
     while (words >> word && word != "-") {
     }
     Mount mount{.point = unescaped(point)};
-    words >> mount.type >> mount.source >> word;  // and the file system's own options
+    words >> mount.type >> mount.source >> word;  // and the file system's own options follow
     options += "," + word;
     const bool closer = mount.point.size() >= best.point.size();  // a later one lies above
     if (!words || !closer || !is_inside(path, mount.point)) continue;

@@ -129,7 +129,7 @@ Json aio_section(const aio::EngineOptions& settings) {
 
 namespace {
 
-/// Checks that parse_machine_profile() will take what is printed.
+/// Checks that parse_machine_profile() accepts the printed text.
 void check_printable(const MachineProfile& profile) {
   ARTESIAN_CHECK(profile.queue_depth != 0 && profile.threads != 0, profile.queue_depth);
   ARTESIAN_CHECK(profile.budget_seconds >= 0.0, profile.budget_seconds);

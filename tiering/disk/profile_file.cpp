@@ -67,7 +67,7 @@ Result<void> save_machine_profile(const std::string& path, const MachineProfile&
   const std::string text = print_machine_profile(profile);
   const std::string beside = fmt::format("{}.{}", path, getpid());
   FileSystem& files = system_files();
-  (void)!files.remove(beside).has_value();  // of a dead process
+  (void)!files.remove(beside).has_value();  // left by a dead process
   ARTESIAN_TRY(file, files.open(beside, {.create = Create::Exclusive, .direct = Direct::Never}));
   auto written = file->write_at(text.data(), text.size(), 0);
   if (written) written = files.rename(beside, path);

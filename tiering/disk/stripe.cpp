@@ -49,7 +49,7 @@ void check_segments(const std::vector<Segment>& segments, std::uint64_t bytes) {
   }
 }
 
-/// Averages what is measured on paths of one disk.
+/// Averages measurements of paths on one disk.
 std::map<std::uint64_t, SharedDisk> disks_of(std::span<const PathDisk> paths) {
   std::map<std::uint64_t, SharedDisk> disks;
   for (const PathDisk& path : paths) {

@@ -37,7 +37,7 @@ struct CompareOptions {
   std::string json;
 };
 
-/// The figures of one of the two, repeat by repeat.
+/// The figures of one contestant, one for each repeat.
 struct Contestant {
   std::vector<double> gb_per_s, cpu_seconds_per_gb, latency_us_p50, latency_us_p99;
 

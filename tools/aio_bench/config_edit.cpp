@@ -140,7 +140,7 @@ Result<void> lift_section(OneForm& form, const std::string& path, bool keep) {
   return {};
 }
 
-/// The first of the other names takes the right one, if nobody has it; all others go.
+/// Renames the first of the other names if the right one is free; removes the others.
 Result<void> rename_threads(OneForm& form, const std::string& path, const char* other) {
   Scanner scanner(form.text);
   const std::vector<Member> members = scanner.members(scanner.first_value());
@@ -191,7 +191,7 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   }
   match_newlines(text, edits);
   std::string edited = apply_edits(text, std::move(edits));
-  // What was written is what will be read, or nothing is written.
+  // Writes nothing unless the edited text reads as intended.
   auto again = zero3::read_json(edited, path);
   if (!again) return not_found(path, name);
   const JsonValue* got = again->find(section.name);

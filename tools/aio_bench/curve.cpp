@@ -24,7 +24,7 @@ std::vector<Settings> settings_of(const CurveOptions& options) {
   return found;
 }
 
-/// Returns the seconds of the rest of this pass and of those to come.
+/// Returns the seconds that remain of this pass and of the passes after it.
 double seconds_left(const CurveOptions& options, std::span<const double> costs,
                     std::span<const double> rest, double gone, int pass) {
   const auto known =
@@ -63,7 +63,7 @@ double CurvePoint::gb_per_s() const {
 double planned_seconds(const CurveOptions& options, double gb_per_s) {
   double pass = 0;
   for (const Settings& settings : settings_of(options)) {
-    const double moved = 2 * static_cast<double>(settings.bytes_in_flight());  // at least
+    const double moved = 2 * static_cast<double>(settings.bytes_in_flight());  // a lower bound
     const double drain = gb_per_s > 0 ? moved / (gb_per_s * 1e9) : 0;
     pass +=
         static_cast<double>(std::size(accesses)) * (std::max(options.seconds, drain) + overhead);
@@ -78,7 +78,7 @@ Result<std::vector<CurvePoint>> measure_curve(const CurveOptions& options, const
   for (const Settings& settings : settings_of(options)) {
     points.push_back({.settings = settings, .samples = {}});
   }
-  std::vector<double> costs(points.size());  // of each point's last turn; 0: it had none yet
+  std::vector<double> costs(points.size());  // seconds of each point's last turn; 0: none yet
   double gone = 0;
   for (int pass = 0; pass < options.passes; ++pass) {
     const double of_a_pass = std::accumulate(costs.begin(), costs.end(), 0.0);

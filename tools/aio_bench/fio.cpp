@@ -21,7 +21,7 @@ constexpr int descriptor_in_child = 3;  // a low one: there may be few (ulimit -
 
 struct Output {
   std::string text;  // stdout and stderr together
-  int status = 0;    // of waitpid
+  int status = 0;    // status from waitpid
 };
 
 Error spawn_failure(int system_error) {
@@ -56,8 +56,8 @@ struct Start {
   int descriptor = -1;
   int output = -1;
   pid_t parent = 0;
-  sigset_t signals = {};  // that are to be blocked in the program
-  int failed = 0;         // of execvp
+  sigset_t signals = {};  // signals to block in the program
+  int failed = 0;         // errno of execvp
 };
 
 /// Runs in the parent's memory until the program takes its place: calls of the kernel, no more.
@@ -108,7 +108,7 @@ Result<Output> run_program(const std::vector<std::string>& words, int descriptor
   arguments.reserve(words.size() + 1);
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  // Out of the way of what is put in the place of the first ones.
+  // Moved away from the descriptors that are replaced first.
   const int ending = ::fcntl(pipes[1], F_DUPFD_CLOEXEC, descriptor_in_child + 1);
   Start start{.words = arguments.data(), .descriptor = descriptor, .output = ending};
   pid_t child = 0;
@@ -133,7 +133,7 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1, 200);
 }
 
-/// Returns what fio says of its failure; else the last line, which after an error is JSON's.
+/// Returns fio's error message; without one the last line, which may be the end of its JSON.
 std::string complaint(const std::string& text) {
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -168,7 +168,7 @@ std::vector<std::string> fio_arguments(const FioJob& job) {
                                  std::string("--ioengine=") + job.engine,
                                  job.direct ? "--direct=1" : "--direct=0",
                                  job.huge_pages ? "--mem=mmaphuge" : "--mem=malloc",
-                                 "--overwrite=1",         // of what the file system has already
+                                 "--overwrite=1",         // fio writes over existing bytes
                                  "--scramble_buffers=0",  // as ours: stamps, no new contents
                                  "--fallocate=none",
                                  "--allow_file_create=0",
@@ -190,7 +190,7 @@ Result<FioResult> parse_fio(std::string_view output, Access access) {
   const auto refusal = [](const std::string& what) {
     return make_error(ErrorCode::Invalid, "fio's output cannot be read: " + what);
   };
-  const std::size_t begin = output.find('{');  // warnings come before it
+  const std::size_t begin = output.find('{');  // warnings precede it
   if (begin == std::string_view::npos) return refusal("no JSON in it");
   const auto json = nlohmann::json::parse(output.substr(begin), nullptr, false);
   if (!json.is_object()) return refusal("no JSON in it");

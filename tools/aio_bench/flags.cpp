@@ -28,7 +28,7 @@ std::atomic<int> signal_seen = 0;
 
 void on_signal(int number) {
   if (signal_seen.exchange(number) == 0) return;
-  give_back_huge_pages();  // which no destructor will do any more
+  give_back_huge_pages();  // no destructor will run any more
   ::signal(number, SIG_DFL);
   ::raise(number);
 }
@@ -287,9 +287,9 @@ void note_signals() noexcept {
   sigaction(SIGTERM, &action, nullptr);
   struct sigaction hang_up {};
   sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // else: nohup
+  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // else nohup ignores it
   ::signal(SIGXFSZ, SIG_IGN);
-  ::signal(SIGPIPE, SIG_IGN);  // whoever read stdout is gone: an error of the write, too
+  ::signal(SIGPIPE, SIG_IGN);  // a closed stdout shall be an error of the write
 }
 
 bool write_output(const std::string& target, const std::string& text) {

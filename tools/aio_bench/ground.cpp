@@ -148,14 +148,14 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
     ground->files_.push_back(
         {.file = std::move(file), .size = size, .writers = std::vector<Writer>(granules)});
   }
-  // As a training's: what is measured is to be what it gets.
+  // As a training's pool, so that figures apply to trainings.
   ARTESIAN_TRY(pool, pinned::Pool::create(
                          {.bytes = options.buffer_bytes,
                           .name = "buffers",
                           .nodes = tiering::nodes_of_host(std::nullopt, options.directories)}));
   ground->pool_ = std::move(pool);
-  ground->pool_->fault_in();  // and says so where they are not on 2 MiB pages
-  // Every buffer holds the pattern from now on: what is read is the same, save for first words.
+  ground->pool_->fault_in();  // logs it if they are not on 2 MiB pages
+  // Fills every buffer with the pattern once: later passes change only first words.
   const std::span<std::byte> range = ground->pool_->range();
   for (std::uint64_t at = 0; at < range.size(); at += options.granule) {
     ground->pattern_.fill(range.subspan(at, std::min(options.granule, range.size() - at)));
@@ -175,10 +175,10 @@ Result<aio::EngineKind> Ground::kind_of(const Transfers& transfers) const {
 
 Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transfers) const {
   aio::EngineOptions options = transfers.engine;
-  options.stop_seconds = 1;  // a Sweep has waited for all that may still come
+  options.stop_seconds = 1;  // a Sweep has waited for all transfers
   auto made = transfers.kind == nullptr ? aio::make_best_engine(options)
                                         : aio::make_engine(*transfers.kind, options);
-  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  // If the limit of locked memory refused the pool, which was logged, it refuses this, too.
   if (made && pool_->statistics().locked) {
     const std::span<std::byte> ranges[] = {pool_->range()};
     (*made)->register_memory(ranges);
@@ -204,7 +204,7 @@ Result<void> Ground::fill(const Transfers& transfers, const PassWatch& watch) {
 
 Result<void> Ground::drop_cache() {
   for (const WorkFile& file : files_) {
-    ARTESIAN_TRY_VOID(file.file->sync());  // what is dirty stays
+    ARTESIAN_TRY_VOID(file.file->sync());  // dirty pages would remain cached
     posix_fadvise(file.file->descriptor(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return {};
@@ -221,7 +221,7 @@ Result<bool> Ground::all_right(const Transfers& transfers, const PassWatch& watc
 
 namespace {
 
-/// Returns what was in effect for these transfers: completions are polled for of direct ones alone.
+/// Returns the polling in effect for these transfers; only direct ones poll for completions.
 aio::Polling polling_of(const aio::Engine& engine, const aio::EngineStatistics& statistics) {
   const aio::Polling polling = engine.polling();
   if (!aio::polls_completion(polling) || statistics.blocks_direct != 0) return polling;

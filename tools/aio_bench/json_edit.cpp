@@ -19,7 +19,7 @@ std::string with_newlines(const std::string& text, const std::string& newline) {
 
 /// The text behind the last member of an object, on its line.
 struct Tail {
-  std::size_t line_end = std::string_view::npos;  // npos: the brace comes first
+  std::size_t line_end = std::string_view::npos;  // npos: the brace is on the same line
   bool comma = false;
 };
 
@@ -67,7 +67,7 @@ std::vector<Member> Scanner::members(std::size_t at) {
     member.key_begin = at_;
     skip_value();
     member.key = text_.substr(member.key_begin + 1, at_ - member.key_begin - 2);
-    skip();  // to the colon
+    skip();  // moves to the colon
     ++at_;
     skip();
     member.begin = at_;

@@ -49,7 +49,7 @@ struct Edit {
 std::string apply_edits(std::string_view text, std::vector<Edit> edits);
 /// Gives added lines the line ends of the text: "\r\n" in files of Windows.
 void match_newlines(std::string_view text, std::vector<Edit>& edits);
-/// The blanks, U+00A0 among them, before the first thing of this line.
+/// Returns the blanks, U+00A0 included, at the beginning of this line.
 std::string indentation(std::string_view text, std::size_t at);
 
 /// Adds members behind the last one of an object, each on a line if the object is on several.

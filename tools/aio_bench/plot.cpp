@@ -19,7 +19,7 @@ constexpr double width = 960;
 constexpr double panel_width = 460;
 constexpr double panel_height = 300;
 constexpr double head_height = 92;
-constexpr double left = 56, right = 14, top = 46, bottom = 46;  // of a panel, around its axes
+constexpr double left = 56, right = 14, top = 46, bottom = 46;  // margins around a panel's axes
 
 struct Mark {
   std::size_t at = 0;  // index of its x label
@@ -359,7 +359,7 @@ std::string shortened(const std::string& text, std::size_t characters_max) {
 /// Draws what is above the charts of a path: the path, and under it what must not be cut off with
 /// it.
 std::string path_svg(const PathReport& path, double y) {
-  constexpr std::size_t characters_max = 110;  // at the picture's width
+  constexpr std::size_t characters_max = 110;  // characters that fit into the picture's width
   const std::string disk =
       path.file_system + (path.device.empty() ? "" : ", " + path.device) + ": ";
   return print("<text class=\"head\" x=\"16\" y=\"%.0f\">", y + 14) +

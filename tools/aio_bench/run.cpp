@@ -46,7 +46,7 @@ RunOptions read_run_flags(const CLI::App& command, Faults& faults, std::string& 
   return options;
 }
 
-/// A bar, and how fast the last second was. One pass takes over the file what is moved most of.
+/// Shows a bar, and the last second's rate. A single pass shows the larger of reads and writes.
 void show(const RunOptions& options, const Measurement& now, Progress& progress) {
   const Transfers& transfers = options.transfers;
   const std::string stage =
@@ -193,7 +193,7 @@ int run_command(const CLI::App& command) {
   if (faults.any()) return faults.print();
   note_signals();
   auto result = [&] {
-    Progress progress;  // gone before the result is printed
+    Progress progress;  // removed before the result is printed
     return run(
         options, stop_signal(),
         {.measurement = [&](const Measurement& now) { show(options, now, progress); },

@@ -12,7 +12,7 @@ namespace artesian::bench {
 namespace {
 
 constexpr double measurements_planned = 400;
-constexpr double variation_share = 0.68;  // of the budget, after which only finalists are measured
+constexpr double variation_share = 0.68;  // share of the budget before the finals
 constexpr int grid_passes = 2;
 constexpr int head_to_head_min = 7;
 constexpr int head_to_head_max = 15;
@@ -22,7 +22,7 @@ constexpr int reference_repeats = 3;
 constexpr double in_flight_min = 8 << 20;  // bytes that are always tried
 constexpr double convention = 0.01;        // what another engine or an unusual switch must win by
 constexpr double tie = 0.005;    // scores this close are equal: the one with less in flight wins
-constexpr double fallen = 0.85;  // of its first rate
+constexpr double fallen = 0.85;  // share of its first rate
 
 template <typename T>
 std::vector<T> every_second(const std::vector<T>& values, const T& always) {
@@ -111,13 +111,13 @@ class Search {
 
   const SearchOptions& options_;
   const Measure& measure_;
-  const double seconds_;  // of one measurement
+  const double seconds_;  // length of one measurement
   std::uint64_t in_flight_max_ = 0;
   Settings current_;
   Points all_;
   double spent_ = 0;
   std::uint64_t measured_ = 0;
-  std::uint64_t due_ = 0;  // measurements to come, whatever the budget
+  std::uint64_t due_ = 0;  // measurements that must still follow, whatever the budget
   const char* stage_ = "";
 };
 
@@ -199,7 +199,7 @@ Result<void> Search::map() {
   return {};
 }
 
-/// Measures these settings and goes on from the best of them, if it is better than the current by
+/// Measures these settings and continues with the best of them, if it beats the current ones by
 /// more than `margin`.
 Result<void> Search::choose(const char* stage, const std::vector<Settings>& candidates,
                             double margin) {
@@ -277,7 +277,7 @@ Result<void> Search::grid() {
   return {};
 }
 
-/// In how much settings differ from what is usual.
+/// Counts the settings that differ from the usual ones.
 int Search::oddities(const Settings& settings) const {
   const Settings& usual = options_.start;
   return (settings.engine != usual.engine) + (settings.single_submit != usual.single_submit) +

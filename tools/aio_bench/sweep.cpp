@@ -109,7 +109,7 @@ Result<void> Sweep::run(const std::function<void()>& watch) {
   return {};
 }
 
-/// Callbacks stop by themselves: at the end, at an error or when the user says so.
+/// Transfers end by themselves: at the end, at an error or on the user's request.
 void Sweep::await_end(const std::function<void()>& watch) {
   const double in_flight = static_cast<double>(slots_.size() * transfers_.engine.block_size);
   const double patience = patience_seconds_ + in_flight / 1e8;
@@ -117,7 +117,7 @@ void Sweep::await_end(const std::function<void()>& watch) {
   std::uint64_t moved = 0;
   std::unique_lock lock(mutex_);
   while (!still_.wait_for(lock, watch_every, [&] { return moving_ == 0; })) {
-    lock.unlock();  // whatever it takes, transfers go on
+    lock.unlock();  // transfers continue during the call
     if (watch) watch();
     const std::uint64_t moved_now = bytes_read_ + bytes_written_;
     if (moved_now != moved) deadline = Deadline::after_seconds(patience);
@@ -130,7 +130,7 @@ void Sweep::await_end(const std::function<void()>& watch) {
 /// The files, too: a call that is stuck may look up their descriptors yet.
 void Sweep::give_up(double patience) {
   auto stalled = engine_.drain(Deadline::after_seconds(0));
-  if (stalled.has_value()) return;  // it has just answered
+  if (stalled.has_value()) return;  // the disk has just answered
   failed_ = true;
   std::unique_lock lock(mutex_);
   if (!error_) {
@@ -161,7 +161,7 @@ std::optional<std::uint64_t> Sweep::next_sequence() noexcept {
   }
 }
 
-/// Starts the slot's next block; false where there is none.
+/// Starts the slot's next block; false if none is left.
 bool Sweep::begin(Slot& slot, BufferLease buffer) noexcept {
   const std::optional<std::uint64_t> sequence = next_sequence();
   if (!sequence) {

@@ -28,8 +28,8 @@ namespace {
 constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
-constexpr double curves_share = 0.35;      // of the budget, for the curves of all paths
-constexpr double search_share_min = 0.25;  // of the budget, however long the file took to write
+constexpr double curves_share = 0.35;      // share of the budget for the curves of all paths
+constexpr double search_share_min = 0.25;  // the least, however long filling the file took
 
 struct TuneOptions {
   std::vector<std::string> directories;
@@ -89,19 +89,19 @@ std::string check_striping(const std::vector<std::string>& directories, Faults& 
   return finding.value + ": " + finding.meaning + "; name " + finding.fix;
 }
 
-/// The tune itself: what it has measured so far, and the means to go on.
+/// The tuning: its measurements so far, and what it needs for more.
 class Tuner {
  public:
   explicit Tuner(const TuneOptions& options) : options_(options), start_ns_(monotonic_ns()) {}
 
-  /// `warning`: what was known before, or nothing.
+  /// `warning`: what is known beforehand, or empty.
   Result<TuneReport> run(const std::string& warning);
-  /// Returns what was found to be best until now, if there is any.
+  /// Returns the best settings found so far, if any.
   std::optional<Point> best_so_far() const;
 
  private:
   void warn(const std::string& text);
-  /// `left_s`: of all that is to come, about.
+  /// `left_s`: estimated seconds of all that remains.
   void show(const std::string& stage, double left_s, const std::string& rate = "",
             const std::string& detail = "") {
     progress_.show({.stage = stage,
@@ -133,9 +133,9 @@ class Tuner {
   std::vector<aio::EngineKind> engines_;
   std::vector<Point> seen_;  // for whoever stops it
   double bytes_written_ = 0;
-  double write_gb_per_s_ = 0;  // of late, for what is left
+  double write_gb_per_s_ = 0;  // recent write rate, for estimating the rest
   bool all_direct_ = true;
-  aio::Polling polling_ = aio::Polling::None;  // that was in effect, with io_uring
+  aio::Polling polling_ = aio::Polling::None;  // the polling in effect with io_uring
   std::optional<Error> refusal_;               // the last, of an engine with these settings
 };
 
@@ -320,12 +320,12 @@ CurveOptions Tuner::curve_options() const {
           .known = alone && found ? &winner : nullptr};
 }
 
-/// Returns the seconds of the curves of these paths.
+/// Returns the seconds that the curves of these paths take.
 double Tuner::profile_seconds(std::size_t paths) const {
   return static_cast<double>(paths) * planned_seconds(curve_options(), write_gb_per_s_);
 }
 
-/// The chosen settings have one figure, wherever it stands: that of the head to head.
+/// Uses the head-to-head figure of the chosen settings everywhere.
 void Tuner::take_up(SearchResult found) {
   for (Point& point : found.points) {
     if (point.settings == found.winner.settings) point.samples = found.winner.samples;
@@ -509,7 +509,7 @@ int tune_command(const CLI::App& command) {
   std::optional<Tuner> tuner(std::in_place, options);
   auto report = tuner->run(one_disk);
   const std::optional<Point> best = tuner->best_so_far();
-  tuner.reset();  // and its bar
+  tuner.reset();  // with its progress bar
   if (!report) {
     if (report.error().code == ErrorCode::Cancelled) say_stopped(best);
     return report_failure(report.error());

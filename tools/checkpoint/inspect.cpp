@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 struct Inspected {
   std::string tag;
   zero3::CheckpointManifest manifest;
-  std::uint64_t bytes = 0;      // of its data files
+  std::uint64_t bytes = 0;      // bytes of its data files
   std::vector<Error> damage{};  // found when it was verified
   bool verified = false;
 };
@@ -33,8 +33,8 @@ struct Inspected {
 struct Content {
   std::string directory;
   std::string latest;
-  std::vector<Inspected> whole;                              // in order of serials
-  std::vector<std::pair<std::string, std::string>> damaged;  // by tag: why
+  std::vector<Inspected> whole;                              // ordered by serial number
+  std::vector<std::pair<std::string, std::string>> damaged;  // tags, with the reasons
 };
 
 Result<void> read_one(const std::string& directory, const std::string& tag, bool verify,

@@ -33,7 +33,7 @@ using tiering::Mount;
 using tiering::NearestFolder;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
-constexpr std::uint64_t full_from = 20;  // one part in so many is free
+constexpr std::uint64_t full_from = 20;  // warns if less than one part in so many is free
 constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
 std::string describe(const std::vector<BlockDevice>& disks) {
@@ -58,7 +58,7 @@ Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
   auto file = files.open(name, {.create = Create::Exclusive, .direct = direct});
   if (!file.has_value()) return std::move(file).error();
   constexpr std::size_t length = 4096;
-  alignas(4096) std::array<char, length> source;  // not static: a hung try may go on beside another
+  alignas(4096) std::array<char, length> source;  // not static: a hanging try may still use it
   alignas(4096) std::array<char, length> target;
   source.fill('a');
   target.fill(0);
@@ -74,7 +74,7 @@ Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
 Probe probe(const std::string& folder) {
   const std::string name = fmt::format("{}/.artesian-doctor-{}", folder, getpid());
   auto direct = try_file(name, Direct::Required);
-  (void)system_files().remove(name).has_value();  // it may not have been made
+  (void)system_files().remove(name).has_value();  // it may not exist
   if (direct.has_value()) return {.direct = std::to_string(*direct)};
   auto buffered = try_file(name, Direct::Never);
   (void)system_files().remove(name).has_value();
@@ -200,11 +200,11 @@ Finding examine_file_system(const Mount& mount) {
 
 Findings examine_mount_options(const Mount& mount) {
   struct Known {
-    const char* option;  // with what follows "=", where it has no "=" itself
-    const char* type;    // of the file system; empty: of any
+    const char* option;  // an option; with its value after "=" if it does not end in "="
+    const char* type;    // of this file system; empty: of any
     const char* meaning;
     const char* instead;
-    bool remounts;  // else it is for life
+    bool remounts;  // can be changed by a remount
   };
   static constexpr const char* copied = "transfers are copies by the CPU, one at a time";
   static constexpr const char* compressed =
@@ -275,7 +275,7 @@ Findings examine_loops(const std::vector<BlockDevice>& disks, const std::string&
   Findings findings;
   std::set<std::string> names;
   for (const BlockDevice& disk : disks) {
-    // A loop device of which nobody can say what is below stands for its disk.
+    // A loop device of unknown backing stands for its disk.
     const std::string name = disk.name.starts_with("loop") ? disk.name : disk.loop;
     if (name.empty() || !names.insert(name).second) continue;
     const std::string loop = root + "/sys/block/" + name + "/loop/";
@@ -401,7 +401,7 @@ Findings examine_path(const std::string& path) {
   add(examine_file_system(mount));
   for (Finding& option : examine_mount_options(mount)) add(std::move(option));
   const FileSystemKind kind = tiering::file_system_kind(mount.type);
-  const bool memory = kind == FileSystemKind::Memory;  // there the one line says it all
+  const bool memory = kind == FileSystemKind::Memory;  // one line says it all for these
   const bool tuned = profile.has_value() && profile->best.has_value();
   if (!memory) {
     const aio::EngineOptions options = tuned ? *profile->best : aio::EngineOptions();

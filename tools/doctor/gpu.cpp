@@ -154,7 +154,7 @@ Finding examine_peers(const DriverFacts& facts) {
 
 struct NcclVariable {
   const char* name;
-  const char* values;  // that switch it off, between blanks; "*" is any
+  const char* values;  // values that switch it off, separated by blanks; "*" is any
   const char* meaning;
 };
 

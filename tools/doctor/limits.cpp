@@ -23,8 +23,8 @@ constexpr std::int64_t aio_requests_least = 1024;  // four rings of 256
 
 /// A kind of limit, as both versions of control groups name it and as people read it.
 struct Kind {
-  const char* key;   // of io.max
-  const char* file;  // of version 1
+  const char* key;   // key in io.max
+  const char* file;  // file of cgroup version 1
   const char* text;
   bool bytes;
 };
@@ -115,7 +115,7 @@ Findings examine_thread_limit(const std::string& root) {
   std::string where;
   for (const GroupVersion version : {GroupVersion::One, GroupVersion::Two}) {
     for (const std::string& folder : control_group_folders(version, "pids", root)) {
-      const auto limit = number_of(folder + "/pids.max");  // none where it is "max"
+      const auto limit = number_of(folder + "/pids.max");  // none if it is "max"
       const auto used = number_of(folder + "/pids.current");
       if (!limit || !used || (least && *limit - *used >= *least)) continue;
       least = std::max<std::int64_t>(0, *limit - *used);

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t any_steps = 1000;  // nothing that is planned depends on a learning rate
 constexpr std::uint64_t file_size_max = 1 << 20;  // as read_json() takes
 
-/// The keys as they are written; nothing where they cannot be read, which zero3::read_config tells.
+/// The config's keys as written; nothing if it is unreadable, which zero3::read_config reports.
 std::optional<zero3::Settings> settings_of(const std::string& path) {
   const auto file = models::InputFile::open(path);
   if (!file.has_value() || file->size() > file_size_max) return std::nullopt;

@@ -59,7 +59,7 @@ class Finder {
 
   const zero3::Config& config_;
   const SwapVolumesOptions& options_;
-  std::vector<std::vector<std::string>> names_;  // of what is below each folder
+  std::vector<std::vector<std::string>> names_;  // disks below each folder
 };
 
 std::set<std::string> resolved(const std::vector<std::string>& folders) {
@@ -100,7 +100,7 @@ class SpaceFinder {
     return folders;
   }
 
-  std::vector<std::uint64_t> free;  // of each file system
+  std::vector<std::uint64_t> free;  // free bytes of each file system
 
  private:
   std::optional<std::size_t> file_system_of(const std::string& folder) {
@@ -115,7 +115,7 @@ class SpaceFinder {
   }
 
   FileSystem& files_;
-  std::map<std::uint64_t, std::size_t> indexes_;  // by device
+  std::map<std::uint64_t, std::size_t> indexes_;  // by device number
   std::set<std::string> seen_;
 };
 

@@ -10,10 +10,10 @@
 namespace artesian::tools {
 namespace {
 
-constexpr std::uint64_t steps_before = 3;  // they record, and the first fetches nothing ahead
+constexpr std::uint64_t steps_before = 3;  // recorded steps; the first fetches nothing ahead
 constexpr std::uint64_t steps_measured = 3;
 
-/// Empty where it can run.
+/// Says what a run lacks; empty if it can run.
 std::string lacking(const zero3::Config& config) {
   const zero3::ZeroConfig& zero = config.zero;
   const auto pathless = [](const zero3::OffloadConfig& offload) {

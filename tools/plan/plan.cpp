@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uint64_t gpus_of_a_node = 8;
 constexpr std::uint64_t assumed_gpu_memory = 80'000'000'000;
-constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // of one rank of a node
+constexpr std::uint64_t assumed_host_memory = 128'000'000'000;  // for one rank of a node
 
 class PlanRun {
  public:
@@ -40,7 +40,7 @@ class PlanRun {
       return report_error("artesian", with_parameter_count(planned.error(), count), 2);
     }
     const auto measured = measure();
-    const auto written = write();  // also where that failed, or was stopped: the plan stands
+    const auto written = write();  // also after a failed or stopped measurement
     if (!measured.has_value() && stop_requested() == 0) {
       report_error("artesian", measured.error(), 1);
     }
@@ -178,7 +178,7 @@ class PlanRun {
          key + ", " + format_size(*given));
   }
 
-  /// Also of bf16 in place of fp32; the seconds come with the rates.
+  /// Also considers bf16 in place of fp32; its seconds come with the rates.
   Result<void> choose_compute_dtypes() {
     ARTESIAN_TRY(dtype, run_compute_dtype(plan_.config, plan_.gpu));
     plan_.compute_dtype = dtype;
@@ -219,7 +219,7 @@ class PlanRun {
     return {};
   }
 
-  /// Many a model fits only so; it is said.
+  /// Retries with recomputation, with which many more models fit, and says so.
   Result<PlanFigures> evaluate_recomputing(Result<PlanFigures> refused) {
     PlanCase again = plan_;
     for (const auto& [member, key] :
@@ -261,7 +261,7 @@ class PlanRun {
     return {};
   }
 
-  /// Writes what was found out before the picture, which can fail.
+  /// Writes the results before the picture, which can fail.
   Result<void> write() {
     const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
     ARTESIAN_TRY_VOID(write_stdout(text));

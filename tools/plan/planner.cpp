@@ -16,7 +16,7 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t groups_max = 16;  // of micro-batches in a step: beyond, all are alike
+constexpr std::uint64_t groups_max = 16;  // micro-batches of a step: more of them are planned alike
 
 std::uint64_t tokens_of(const PlanCase& plan) {
   return plan.config.micro_batch_size * plan.length;
@@ -237,7 +237,7 @@ double busy(const zero3::StepTime& time, zero3::Resource resource) {
   return time.busy[static_cast<std::size_t>(resource)];
 }
 
-/// Names what is busy longest. A disk that is not duplex is one thing.
+/// Names the busiest resource. A disk that is not duplex counts as one.
 std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
   std::string name;
   double longest = -1.0;
@@ -406,7 +406,7 @@ void take_checkpoint(const PlanCase& plan, const zero3::Placement& placement,
 Result<PlanFigures> evaluate_memory(const PlanCase& plan) {
   PlanFigures figures;
   ARTESIAN_TRY(placement, place(plan, figures));
-  static_cast<void>(placement);  // the figures are of it
+  static_cast<void>(placement);  // place() has filled the figures
   return figures;
 }
 

@@ -22,7 +22,7 @@ constexpr double gain_min = 0.01;
 constexpr const char* param_device_key = "zero_optimization.offload_param.device";
 constexpr const char* optimizer_device_key = "zero_optimization.offload_optimizer.device";
 
-/// As it is written into a config: no smaller, and what is planned.
+/// A size as a config has it: rounded up, so that the run gets what was planned.
 struct WrittenSize {
   explicit WrittenSize(std::uint64_t at_least)
       : bytes(round_up(at_least, std::uint64_t{1} << 20)) {}

@@ -70,7 +70,7 @@ std::vector<const char*> memory_names() {
   return names;
 }
 
-/// One tier, to its own scale: its budget, or what it holds; of a disk the latter alone.
+/// Draws one tier to its own scale: its budget, or its content; for a disk only the content.
 std::string tier_svg(const TierColumn& column, const TierBytes& tier, double y) {
   const bool fills = column.member != &PlanFigures::nvme;
   const auto scale =

@@ -24,8 +24,8 @@
 namespace artesian::tools {
 namespace {
 
-constexpr double flops_max = 4e11;  // of one run of a stage: seconds on a small machine
-// After one to warm up; more where they are short, of which another program spoils a few.
+constexpr double flops_max = 4e11;  // for one run of a stage: seconds on a small machine
+// After a warm-up run; short runs are repeated more often, as other programs spoil some.
 constexpr int runs_min = 3;
 constexpr int runs_max = 9;
 constexpr double enough_s = 1.0;
@@ -37,7 +37,7 @@ struct StageTime {
   double backward = 0.0;
 };
 
-/// Gradients that come in parts go nowhere: to round them is not of the stage's time.
+/// Drops gradients that arrive in parts, whose rounding is no part of the stage's time.
 class NoSink final : public zero3::GradientSink {
  public:
   void add(std::size_t, std::int64_t, const at::Tensor&) override {}
@@ -188,7 +188,7 @@ class UpdateProbe {
  public:
   explicit UpdateProbe(std::int64_t elements) : elements_(elements) {}
 
-  /// Seconds of one pass; with the checksums of what would come from NVMe and go there, or without.
+  /// Seconds of one pass, with or without the checksums of state on NVMe.
   double run(bool checksums) {
     std::atomic<std::uint64_t> sum{0};
     const std::uint64_t begin = monotonic_ns();

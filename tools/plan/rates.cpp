@@ -17,9 +17,9 @@ constexpr double giga = 1e9;
 // that H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
 constexpr tiering::DiskSpeed assumed_disk{3.0 * giga, 2.0 * giga};
 constexpr double assumed_gpu_tflops = 400.0;
-constexpr double assumed_attention_share = 0.5;       // of that rate
+constexpr double assumed_attention_share = 0.5;       // share of the products' rate
 constexpr double assumed_launch = 5e-6;               // seconds of the host's thread
-constexpr double assumed_memory_speed = 25.0 * giga;  // of one rank of a node
+constexpr double assumed_memory_speed = 25.0 * giga;  // for one rank of a node
 constexpr double assumed_device_memory = 2000.0 * giga;
 constexpr double assumed_link = 25.0 * giga;
 constexpr double assumed_bus = 200.0 * giga;
@@ -202,7 +202,7 @@ class Chooser {
     return probed.seconds;
   }
 
-  /// A rate that is given is of both: nobody knows another.
+  /// A given rate applies to both dtypes.
   void assume_bf16() {
     plan_.bf16->compute = seconds_at(options_.tflops.value_or(assumed_gpu_tflops), DType::BFloat16);
     if (options_.tflops.has_value()) return;

@@ -117,7 +117,7 @@ std::string moved_text(const PlanFigures& figures) {
   return text + row("in all", cells(figures.moved.total()));
 }
 
-/// Bytes of the newest so many and of the one that is being written.
+/// Bytes of the `keep` newest checkpoints and of the one being written.
 std::uint64_t checkpoints_at_once(const PlanFigures& figures, std::uint64_t keep) {
   return figures.checkpoint * (keep + 1);
 }

@@ -41,7 +41,7 @@ Result<DType> run_compute_dtype(const zero3::Config& config, bool gpu) {
 
 Result<void> check_run_memory(const RunMemory& run) {
   const std::uint64_t available = available_memory();
-  if (available == 0) return {};  // nobody knows
+  if (available == 0) return {};  // unknown
   const auto parameters = models::model_parameters(*run.model);
   const auto stages = models::model_stages(*run.model);
   ARTESIAN_TRY(index, zero3::device_index(run.device));

@@ -40,7 +40,7 @@ std::string describe_extra(const CLI::App& app, const std::string& full) {
   return line;
 }
 
-/// A word of no option. Values of unknown flags come after these, so the first one is the fault.
+/// The first word of no option, which is the fault: values of unknown flags follow it.
 std::optional<std::string> first_extra(const CLI::App& app) {
   if (innermost(app).get_prefix_command()) return std::nullopt;  // refused as a whole
   const auto extras = app.remaining(true);
@@ -87,7 +87,7 @@ std::optional<int> parse_command_line(CLI::App& app, const char* program, int ar
   try {
     app.parse(reversed_words(argc, argv));
   } catch (const CLI::CallForHelp&) {
-    std::string help = app.help();  // of the command that was chosen
+    std::string help = app.help();  // help of the chosen command
     help.erase(help.find_last_not_of('\n') + 1);
     return print(program, help);
   } catch (const CLI::CallForVersion& version) {

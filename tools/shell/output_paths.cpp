@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int links_max = 40;  // that lead from one to the next, as the kernel has it
+constexpr int links_max = 40;  // the most links in a chain, as in the kernel
 
 bool same_file(const struct stat& left, const struct stat& right) {
   return left.st_dev == right.st_dev && left.st_ino == right.st_ino;
@@ -64,7 +64,7 @@ class Destination {
   bool exists_;
 };
 
-/// Says what else the output is, in words, or nothing.
+/// Names the other file that this output is, or nothing.
 std::optional<std::string> conflict(const Destination& output, const FlagPath& other) {
   if (other.path.empty()) return std::nullopt;
   const Destination place(other.path);
@@ -75,7 +75,7 @@ std::optional<std::string> conflict(const Destination& output, const FlagPath& o
   return *name + ", a file of " + other.flag;
 }
 
-/// With the rights that opening it will have; access() asks those of whoever started the program.
+/// With the effective rights, as opening it has; access() checks the real user's.
 bool may_use(const std::string& path, int mode) {
   return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
 }

@@ -83,7 +83,7 @@ void set_up_process() {
   pinned::allow_huge_pages();
   struct sigaction action {};
   action.sa_handler = on_stop;
-  sigemptyset(&action.sa_mask);  // one after the other: the first is the one that is told
+  sigemptyset(&action.sa_mask);  // one at a time: the first signal is reported
   for (const int other : {SIGINT, SIGTERM}) sigaddset(&action.sa_mask, other);
   for (const int other : soft_signals) sigaddset(&action.sa_mask, other);
   ::sigaction(SIGINT, &action, nullptr);
@@ -91,7 +91,7 @@ void set_up_process() {
   for (const int soft : soft_signals) {
     struct sigaction before {};
     ::sigaction(soft, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) ::sigaction(soft, &action, nullptr);  // else: nohup
+    if (before.sa_handler != SIG_IGN) ::sigaction(soft, &action, nullptr);  // else nohup ignores it
   }
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not the end

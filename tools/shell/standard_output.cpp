@@ -19,7 +19,7 @@ Result<void> write_stdout(const std::string& text) {
 }
 
 Result<void> flush_stdout() {
-  errno = 0;  // of a write that failed before nothing else is known
+  errno = 0;  // the errno of an earlier failed write is unknown
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
   return cannot_write();
 }

@@ -22,14 +22,14 @@
 namespace artesian::tools {
 namespace {
 
-constexpr std::uint64_t failures_max = 3;  // in a row
-constexpr double probe_seconds = 1.0;      // of writing to the folder, before the first step
+constexpr std::uint64_t failures_max = 3;  // failed saves in a row
+constexpr double probe_seconds = 1.0;      // length of the probe write before the first step
 
 std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
 }
 
-/// Seconds of writing so many bytes to the folder, by the probe.
+/// Estimated seconds for writing so many bytes to the folder, by the probe.
 double seconds_of(std::uint64_t bytes, const zero3::Engine& engine) {
   const double rate = engine.checkpoints().write_rate();
   ARTESIAN_CHECK(rate > 0.0, rate);
@@ -63,7 +63,7 @@ Result<Checkpointing> Checkpointing::open(const CheckpointFlags& flags) {
   return made;
 }
 
-/// The tags that the run may go on from.
+/// Finds the tags that the run may resume from.
 Result<void> Checkpointing::find(const std::string& directory, const std::string& tag) {
   ARTESIAN_TRY(folder, open_system_folder(directory));
   ARTESIAN_TRY(content, zero3::read_checkpoints(*folder));
@@ -91,7 +91,7 @@ Result<void> Checkpointing::find(const std::string& directory, const std::string
   return {};
 }
 
-/// Where nobody has named a tag: Note [A whole one that is older].
+/// Chooses a checkpoint without a named tag: Note [A whole one that is older].
 Result<void> Checkpointing::choose(const zero3::FolderContent& content,
                                    const std::string& directory) {
   ARTESIAN_TRY(choice, zero3::choose_checkpoints(content, directory));
@@ -167,7 +167,7 @@ Result<void> Checkpointing::check_model(const std::string& config) const {
   return {};
 }
 
-/// Takes over from a checkpoint where the run goes on.
+/// Takes over the checkpoint's state that belongs to the run.
 Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
   first_step_ = saved_step_ = manifest.state.step;
   saved_ = manifest.trainer;
@@ -182,7 +182,7 @@ Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest)
   return {};
 }
 
-/// Saving beside checkpoints of another run would come to an end at the first tag that is theirs.
+/// Saving beside checkpoints of another run would end at the first tag that is theirs.
 Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
   const zero3::FolderContent& content = engine.checkpoints().found();
   if (content.found.empty() && content.damaged.empty()) return {};
@@ -225,7 +225,7 @@ Result<void> Checkpointing::check_room(const zero3::Engine& engine,
                   flags_.keep));
 }
 
-/// Says what the configuration has otherwise than the run that goes on had it.
+/// Logs which keys differ from the configuration of the checkpoint.
 void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) const {
   const auto before = zero3::read_json(manifest.config, "the checkpoint's configuration");
   const auto after = zero3::read_json(identity_.config, "--config");
@@ -417,7 +417,7 @@ Result<void> Checkpointing::finish_save(zero3::Engine& engine) {
              : Result<void>();
 }
 
-/// Says what came of the save.
+/// Logs the outcome of the save.
 Result<void> Checkpointing::end_save(const zero3::Engine& engine,
                                      Result<std::optional<zero3::SavedCheckpoint>> finished) {
   const Saving done = *std::exchange(saving_, std::nullopt);
@@ -432,7 +432,7 @@ Result<void> Checkpointing::end_save(const zero3::Engine& engine,
 }
 
 Result<void> Checkpointing::outcome() const {
-  const bool ended = failed_in_a_row_ >= failures_max && !flags_.optional;  // which is said already
+  const bool ended = failed_in_a_row_ >= failures_max && !flags_.optional;  // reported elsewhere
   if (failed_ == 0 || ended) return {};
   Error error = *first_failure_;
   error.message = fmt::format("{} of {} checkpoints could not be saved, the first one: {}", failed_,

@@ -90,7 +90,7 @@ class Checkpointing {
   /// is copied, within later calls of the engine.
   Result<void> begin_save(zero3::Engine& engine, std::uint64_t step,
                           const zero3::Engine::Progress& progress);
-  /// Once the log has its line last, which is made durable. Nothing where none has begun.
+  /// Commits the save once its step is the log's last line, which it makes durable.
   Result<void> commit_save(zero3::Engine& engine, StepLog& step_log);
   /// Checks whether the save is durable. Does nothing if none was committed.
   Result<void> look_after_save(zero3::Engine& engine);

@@ -29,7 +29,7 @@ CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
   return flags;
 }
 
-/// Checks the word; whether the GPU is there shows later.
+/// Checks the word; whether that GPU exists is checked later.
 std::string read_device(FlagReader& reader) {
   if (!reader.given("--device")) return "cpu";
   std::string device = reader.text("--device");

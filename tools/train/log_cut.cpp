@@ -40,13 +40,13 @@ Error not_ours(const std::string& path, const std::string& got, std::uint64_t st
 struct Found {
   std::uint64_t lines = 0;
   std::uint64_t kept = 0;  // bytes: up to that step's line, with it
-  bool has_last = false;   // that line
-  bool torn = false;       // what follows is no line of a step
+  bool has_last = false;   // that step's line exists
+  bool torn = false;       // the text after it is no line of a step
   std::uint64_t last = 0;  // step of the last whole line up to there
 };
 
-/// True if this, and what follows, may be lines of steps that are to be done again: what is before
-/// shows that the log is this run's.
+/// True if this text, and what follows, may be torn lines of steps that will be repeated: the lines
+/// before show that the log is this run's.
 bool may_be_torn(const Found& found, std::optional<std::uint64_t> before, const std::string& line,
                  const LogCut& cut) {
   if (cut.step == 0) return before.has_value() || line.find('\0') != std::string::npos;
@@ -112,7 +112,7 @@ Result<Found> find_cut(const std::string& path, const LogCut& cut) {
                     found.lines),
         0);
   }
-  const bool all_later = found.kept == 0;  // a log that began with what is to be done again
+  const bool all_later = found.kept == 0;  // the log has only steps that will be repeated
   if (cut.step != 0 && !found.has_last && !one_is_missing(found, cut) && !all_later) {
     return not_ours(path, fmt::format("no line of step {}", cut.step), cut.step);
   }
@@ -144,7 +144,7 @@ Result<void> move_aside(const std::string& path) {
   return {};
 }
 
-/// What is torn may be more than lines that will be made again.
+/// Keeps the torn part, which may hold more than lines that will be made again.
 Result<void> keep_torn(const std::string& path, std::uint64_t from) {
   const std::string aside = name_aside(path);
   std::ifstream file(path, std::ios::binary);

@@ -14,7 +14,7 @@ struct LogCut {
   std::uint64_t lines_max = 0;  // as many may there be of a run without a checkpoint; 0: any number
 };
 
-/// Checks that cut_log() would not refuse. Errors: as there, and nothing is changed.
+/// Checks the log without changing it. Errors: those of cut_log().
 Result<void> check_log(const std::string& path, const LogCut& cut);
 
 /// Makes a log end with the line of a step: what came after has not happened. That line is

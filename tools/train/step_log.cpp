@@ -319,7 +319,7 @@ void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& 
 /// Prints what the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.
 void Summary::print_process(std::FILE* out) const {
   const zero3::StepResult& r = last_;
-  if (r.peak_program == 0) return;  // nobody counted
+  if (r.peak_program == 0) return;  // not counted
   const auto part = [&](const char* name, std::uint64_t bytes) {
     std::fprintf(out, "    %-20s %s\n", name, format_size(bytes).c_str());
   };

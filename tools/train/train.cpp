@@ -140,7 +140,7 @@ class TrainRun {
   bool stops_ = false;  // several ranks: after the last step some rank was asked to
   const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
-  std::vector<models::ModelFile> model_files_;  // where checkpoints or --save want them
+  std::vector<models::ModelFile> model_files_;  // read if checkpoints or --save need them
   std::optional<models::CheckpointWriter> save_;
   bool saved_ = false;
   zero3::Config config_;
@@ -163,8 +163,8 @@ class TrainRun {
   Summary summary_;
   zero3::Budgets budgets_;
   bool rehearsed_ = false;
-  std::optional<Error> refused_;  // by rehearse()
-  std::vector<Error> faults_;     // of training and of what comes after it: none hinders the next
+  std::optional<Error> refused_;  // error found by rehearse()
+  std::vector<Error> faults_;     // errors of training and of the outputs after it
 };
 
 Result<void> TrainRun::prepare() {
@@ -222,7 +222,7 @@ Result<void> TrainRun::open_data() {
        {std::pair{"--data", &options_.data}, std::pair{"--eval-data", &options_.eval_data}}) {
     for (const std::string& path : *paths) {
       ARTESIAN_TRY(files, naming(flag, models::list_data(path, options_.text_field)));
-      static_cast<void>(files);  // looked at again when they are opened
+      static_cast<void>(files);  // they are checked again when they are opened
     }
   }
   const auto order =
@@ -255,7 +255,7 @@ Result<models::TokenData> TrainRun::open_tokens(const char* flag,
   return *refused_;
 }
 
-/// Once. Its notes come when it is made in earnest.
+/// Runs once. Its notes are logged when the engine is made again for the run.
 Result<void> TrainRun::rehearse() {
   if (rehearsed_) return {};
   rehearsed_ = true;
@@ -329,7 +329,7 @@ Result<void> TrainRun::read_model_files() {
   return {};
 }
 
-/// Refuses to go on as a model that computes something else.
+/// Refuses to resume with a model that computes something else.
 Result<void> TrainRun::check_model() const {
   if (!checkpointing_->goes_on()) return {};
   for (const models::ModelFile& file : model_files_) {
@@ -338,7 +338,7 @@ Result<void> TrainRun::check_model() const {
   return {};
 }
 
-/// Says of the data what is known before it is read.
+/// Describes the data as far as it is known before it is read.
 zero3::SavedTrainer TrainRun::describe_data() const {
   return {.seed = options_.seed,
           .order = options_.shuffled ? "shuffled" : "sequential",
@@ -390,7 +390,7 @@ LogCut TrainRun::log_cut() const {
           .lines_max = checkpointing_->steps_without_checkpoint()};
 }
 
-/// Looks at the log now, as far as is known; it is looked at again when it is opened.
+/// Checks the log as far as is known now; it is checked again when it is opened.
 Result<void> TrainRun::check_log() const {
   return options_.checkpoints.resume ? tools::check_log(log_file(), log_cut()) : Result<void>();
 }
@@ -444,7 +444,7 @@ Result<void> TrainRun::check_random_weights() const {
   return {};
 }
 
-/// Runs once: what is free has changed when the engine is made a second time.
+/// Runs once, since free memory differs when the engine is made a second time.
 Result<void> TrainRun::choose_budgets() {
   module_ = models::make_module(model_config_);
   const auto planned = [&](const zero3::Budgets& budgets) -> Result<std::uint64_t> {
@@ -546,7 +546,7 @@ Result<zero3::StepResult> TrainRun::one_step() {
     const std::uint64_t number = micro * ranks_.ranks() + ranks_.rank();
     const std::uint64_t first = checkpointing_->next_sample() + number * samples;
     ARTESIAN_TRY_VOID(fill(*data_, first, samples, batch));
-    batches.push_back(batch.batch());  // stays where it is when `tokens` moves
+    batches.push_back(batch.batch());  // its memory does not move with `tokens`
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
   static_cast<void>(losses);                // the step's result holds the mean
@@ -616,7 +616,7 @@ Result<bool> TrainRun::end_step(std::uint64_t step) {
   const bool saves = checkpointing_->is_due(step, last);
   if (saves && !due) ARTESIAN_TRY_VOID(begin_save(step));
   std::optional<std::string> digest;
-  if (last && (step == steps_ || !saves)) {  // else it goes on, and has little time now
+  if (last && (step == steps_ || !saves)) {  // otherwise the run continues, or has little time left
     ARTESIAN_TRY(hex, engine_->digest());
     digest = std::move(hex);
   }
@@ -657,7 +657,7 @@ Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
   const bool due =
       step == steps_ || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
   if (held_out_ == nullptr || !due || stops()) return std::optional<double>();
-  // Ranks evaluate together, to the end: each learns of another's stop in a step alone.
+  // Ranks evaluate to the end together, since they learn of a stop only in a step.
   const auto broken_off = [this] { return !ranks_.several() && stop_requested() != 0; };
   auto loss = held_out_->loss(*engine_, broken_off);
   if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
@@ -712,7 +712,7 @@ Result<void> TrainRun::save() {
     return make_error(ErrorCode::Invalid,
                       "nothing is saved: after this error the weights are not known to be right");
   }
-  // Of several ranks the others hand over what they have of the weights.
+  // With several ranks the others hand over their shares of the weights.
   ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, save_.has_value() ? &*save_ : nullptr));
   saved_ = true;
   if (!faults_.empty()) {

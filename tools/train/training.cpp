@@ -16,7 +16,7 @@
 namespace artesian::tools {
 
 Result<void> check_open_files() {
-  constexpr std::size_t spare_files = 32;  // of the engine, data and a checkpoint
+  constexpr std::size_t spare_files = 32;  // for the engine, data and a checkpoint
   std::vector<int> opened;
   while (opened.size() < spare_files) {
     const int descriptor = ::open("/", O_PATH | O_CLOEXEC);

@@ -43,7 +43,7 @@ BlockCache::Entries::iterator BlockCache::add(Key key) {
   return std::prev(entries_.end());
 }
 
-/// Those that nobody waits for go first that were used first.
+/// Removes the least recently used blocks that no caller waits for.
 void BlockCache::make_room() {
   for (auto entry = entries_.begin();
        entry != entries_.end() && entries_.size() >= options_.blocks;) {
@@ -108,7 +108,7 @@ Result<SharedBytes> BlockCache::get(Key key) noexcept {
   auto entry = find(key);
   const bool failed = entry != entries_.end() && entry->waiting == 0 &&
                       entry->outcome.has_value() && !entry->outcome->has_value();
-  if (failed) entries_.erase(entry);  // for nobody yet
+  if (failed) entries_.erase(entry);  // nobody waits for it yet
   if (failed || entry == entries_.end()) entry = add(key);
   taken_[key.file][key.block] = true;
   entries_.splice(entries_.end(), entries_, entry);

@@ -159,7 +159,7 @@ Result<FolderContent> read_checkpoints(Folder& folder) {
     if (!opened.has_value()) continue;  // no folder: not ours
     auto manifest = read_manifest_of(**opened);
     if (!manifest.has_value()) {
-      if (is_absent(manifest.error())) continue;  // a folder of somebody else's
+      if (is_absent(manifest.error())) continue;  // a foreign folder
       content.damaged.emplace_back(name, std::move(manifest).error());
       continue;
     }
@@ -191,7 +191,7 @@ Result<CheckpointChoice> choose_checkpoints(const FolderContent& content,
   std::optional<Error> fault = content.latest_fault;
   if (damaged != content.damaged.end()) {
     fault = damaged->second;
-    if (fault->code != ErrorCode::Corrupt) return *fault;  // of a later version, or not to be read
+    if (fault->code != ErrorCode::Corrupt) return *fault;  // of a later version, or unreadable
     choice.damaged.push_back(damaged->first);
   } else if (!content.latest.empty()) {
     fault = make_error(ErrorCode::Invalid,
@@ -240,7 +240,7 @@ Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& fil
   return opened;
 }
 
-/// Note [A tag that is there]; then what is left of a dead process is removed.
+/// Does what Note [A tag that is there] says, then removes files of dead processes.
 Result<void> CheckpointFolder::recover() noexcept {
   ARTESIAN_TRY(before, folder_->list());
   ARTESIAN_TRY_VOID(restore(dot_names(before)));
@@ -355,7 +355,7 @@ Result<double> CheckpointFolder::probe(double seconds) noexcept {
   const std::unique_ptr<std::byte, decltype(&std::free)> piece(
       static_cast<std::byte*>(std::aligned_alloc(probe_alignment, length)), &std::free);
   ARTESIAN_CHECK(piece != nullptr, length);
-  // Some disks store zeros, or any repetition within what they compress at once, without writing.
+  // Random bytes: some disks store zeros and repetitions without writing them.
   for (std::uint64_t at = 0; at < length; at += sizeof(std::uint64_t)) {
     const std::uint64_t word = random_word(0, 0, at);
     std::memcpy(piece.get() + at, &word, sizeof(word));
@@ -501,7 +501,7 @@ Result<void> CheckpointFolder::publish(CheckpointDraft& draft,
   ARTESIAN_TRY_VOID(write_durable_file(*draft.folder, as_string(manifest_name), text));
   ARTESIAN_TRY_VOID(draft.folder->sync());
   ARTESIAN_TRY(replaced, place(draft));
-  draft.folder.reset();  // it has its name: nothing to discard from here on
+  draft.folder.reset();  // it is published: discard() must do nothing from here on
   ARTESIAN_TRY_VOID(folder_->sync());
   last_ = draft.link;
   ours_.insert(draft.link.id);
@@ -532,7 +532,7 @@ Result<void> CheckpointFolder::remove_replaced(const std::string& name,
   return remove_gone(gone, ours_.contains(id));
 }
 
-/// Note [What goes]: its rename is durable.
+/// Removes it after a durable rename: Note [What goes].
 Result<void> CheckpointFolder::remove_gone(const std::string& name, bool ours) noexcept {
   if (ours && spare_.empty()) {
     ARTESIAN_TRY(opened, folder_->open_folder(name));

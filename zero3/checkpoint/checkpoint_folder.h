@@ -47,7 +47,7 @@ namespace artesian::zero3 {
 /// The content of a folder.
 struct FolderContent {
   std::vector<FoundCheckpoint> found{};                  // whole, as far as their manifests say
-  std::vector<std::pair<std::string, Error>> damaged{};  // by tag: why not
+  std::vector<std::pair<std::string, Error>> damaged{};  // with the reason for each tag
   std::string latest{};                 // a tag; empty: there is no such file, or it is damaged
   std::optional<Error> latest_fault{};  // what that file has in place of a tag
 };

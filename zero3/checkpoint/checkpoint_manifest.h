@@ -109,8 +109,8 @@ struct CheckpointManifest {
   std::vector<SavedDataFile> files{};
   std::vector<SavedSideFile> side_files{};
   std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
-  std::vector<std::string> excluded{};           // parameters left out: they come from elsewhere
-  std::string config{};                          // the resolved configuration, JSON
+  std::vector<std::string> excluded{};                         // names of parameters left out
+  std::string config{};                                        // the resolved configuration, JSON
   std::map<std::string, std::string> machine{};  // what bits depend on: threads, instruction set
   std::optional<SavedTrainer> trainer{};
 };

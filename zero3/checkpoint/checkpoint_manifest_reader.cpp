@@ -1,4 +1,4 @@
-// Reading a manifest: checksum first, then JSON within bounds, then what it says.
+// Reads a manifest: checksum first, then JSON within bounds, then its meaning.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -19,13 +19,13 @@ using Tree = nlohmann::json;
 
 constexpr std::size_t digest_size = 32;
 constexpr int depth_max = 16;
-constexpr std::uint64_t count_max = std::uint64_t{1} << 62;  // of anything; sums cannot wrap
+constexpr std::uint64_t count_max = std::uint64_t{1} << 62;  // of any count; sums cannot wrap
 
 Error corrupt(std::string message, ErrorCode code = ErrorCode::Corrupt) {
   return make_error(code, "manifest: " + std::move(message));
 }
 
-/// The text is closed by the digest of what is before it.
+/// Checks the digest at the end, which covers all text before it.
 Result<void> check_closing(std::string_view text) {
   const std::size_t closing = manifest_checksum_key.size() + digest_size + 2;
   if (text.size() > manifest_size_max) {
@@ -40,7 +40,7 @@ Result<void> check_closing(std::string_view text) {
   return {};
 }
 
-/// A tree of the text, within depth_max and without a key that comes twice.
+/// Parses the text, within depth_max and without duplicate keys.
 Result<Tree> parse(std::string_view text) {
   std::string fault;
   std::vector<std::set<std::string>> keys;
@@ -63,7 +63,7 @@ Result<Tree> parse(std::string_view text) {
   return tree;
 }
 
-/// Takes fields out of objects, and remembers the first that is not what it must be.
+/// Reads fields of objects, and remembers the first wrong one.
 class Fields {
  public:
   bool good() const noexcept { return fault_.empty(); }

@@ -109,7 +109,7 @@ class CheckpointReader {
 
 /// Which saved parameter is which of a model's.
 struct NameMatch {
-  std::vector<std::optional<std::uint32_t>> saved{};  // by the model's parameter
+  std::vector<std::optional<std::uint32_t>> saved{};  // saved index, by the model's parameter
   std::vector<std::string> missing{};                 // the model's, not in the checkpoint
   std::vector<std::string> unexpected{};              // the checkpoint's, not in the model
 };

@@ -226,7 +226,7 @@ void CheckpointSaver::start_commit() noexcept {
     if (!finished.has_value() && !save_->failed) save_->failed = std::move(finished).error();
   }
   const std::shared_ptr<Save> save = std::exchange(save_, nullptr);
-  if (call_ && !call_->done()) {  // that call may be at the folder
+  if (call_ && !call_->done()) {  // that call may still use the folder
     lost_ = save->failed.value_or(make_error(ErrorCode::Timeout, "checkpoint: the disk hangs"));
     return;
   }
@@ -286,7 +286,7 @@ Result<void> CheckpointSaver::write_all(Save& save) noexcept {
   return save.folder->publish(save.draft, save.manifest);
 }
 
-/// Does what follows a checkpoint that is durable: nothing of it makes the save fail.
+/// Cleans up after a durable checkpoint; a fault here does not fail the save.
 void CheckpointSaver::look_after(Save& save) noexcept {
   save.folder->prune(save.keep);
   if (!save.reserves || save.folder->spare_bytes() != 0) return;
@@ -313,7 +313,7 @@ Result<std::optional<SavedCheckpoint>> CheckpointSaver::finish(Deadline deadline
 
 Result<void> CheckpointSaver::close() noexcept {
   if (commit_) return make_error(ErrorCode::Busy, "checkpoint: a save is still under way");
-  if (folder_ == nullptr) return {};  // it is rank 0's
+  if (folder_ == nullptr) return {};  // rank 0 has it
   return run("closing the folder of checkpoints",
              [folder = folder_]() -> Result<void> { return folder->give_back_spare(); });
 }

@@ -86,7 +86,7 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
   return {};
 }
 
-/// A convenience: what hinders it is no fault of the checkpoints'.
+/// Writes a convenience script; a failure is no fault of the checkpoints.
 void Checkpoints::write_script(double stall_seconds) const {
   const auto write = [&files = from_.files, directory = directory_]() -> Result<void> {
     const std::string name(zero_to_fp32_name);
@@ -106,7 +106,7 @@ void Checkpoints::write_script(double stall_seconds) const {
 
 Result<void> Checkpoints::close() noexcept {
   if (saver_ == nullptr) return {};
-  if (from_.group != nullptr) {  // the others may be gone
+  if (from_.group != nullptr) {  // other ranks may have ended
     if (rank() != 0) saver_->leave();
     if (rank() == 0 && saver_->begun()) {
       saver_->abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed"));
@@ -125,7 +125,7 @@ Result<void> Checkpoints::close() noexcept {
   return closed;
 }
 
-/// Says in the log what nobody has asked finish() for.
+/// Logs an outcome that no call of finish() has returned.
 void Checkpoints::end_before_close() {
   abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed before the end"));
   if (!under_way()) return;
@@ -150,7 +150,7 @@ bool Checkpoints::end_former_save() {
   return !saver_->committing();
 }
 
-/// Buffers are in the file of what is trained.
+/// Lays out files; buffers are in the file of trained parameters.
 Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   if (buffers.empty() && trained_layout_->buffers().empty()) return {};
   std::vector<SavedBuffer> described;
@@ -162,7 +162,7 @@ Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   return {};
 }
 
-/// Files for all that is to be written, and a second name for what is not.
+/// Makes files for state to be written, and links the others.
 Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
   ARTESIAN_TRY_VOID(lay_out(rank() == 0 ? request.buffers : std::vector<BufferToSave>()));
   const std::string tag = request.tag.empty() ? fmt::format("global_step{}", step) : request.tag;
@@ -175,7 +175,7 @@ Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t s
   return frozen_layout_ == nullptr || request.exclude_frozen ? Result<void>() : link_frozen();
 }
 
-/// Links the file of what is frozen, written once; writes it anew where its checkpoint is gone.
+/// Links the file of frozen parameters; writes it anew if its checkpoint is gone.
 Result<void> Checkpoints::link_frozen() {
   if (frozen_record_.has_value()) {
     auto linked = saver_->link_file(frozen_tag_, *frozen_record_);
@@ -241,7 +241,7 @@ void Checkpoints::begin(const SaveRequest& request, TrainingState state,
     save_state_ = SaveState::Copying;
   }
   expected_.reset();
-  if (!copying()) return;  // it has failed
+  if (!copying()) return;  // the save has failed
   if (rank() == 0 && !fit(request.buffers, trained_layout_->buffers())) {
     return abandon(
         make_error(ErrorCode::Invalid,
@@ -283,7 +283,7 @@ void Checkpoints::report_copied() const noexcept {
   progress_(done, all);
 }
 
-/// A fault of the target ends the copying; the pass that has begun goes on.
+/// A fault of the target ends the copying; the pass continues.
 Result<void> Checkpoints::copy_missing(const SavedUnits& units, StateSnapshot& snapshot) {
   if (snapshot.failed()) return {};
   return from_.optimizer.read_units(

@@ -47,7 +47,7 @@ struct CheckpointPlace {
   std::uint32_t keep = 2;   // newest ones of this run's line; 0: all
   /// number of this run's newest checkpoints to keep; 0: all
   bool reserve = true;
-  double probe_seconds = 0.0;     // of writing to it, to know the folder's speed; 0: none
+  double probe_seconds = 0.0;     // of a write that measures the folder; 0: none
   double stall_seconds = 10.0;    // after which a target that does not answer is given up
   double commit_seconds = 600.0;  // after which a save no longer waits for syncs and renames
   tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
@@ -136,7 +136,7 @@ class Checkpoints {
   /// Begins a save of a step's state: Note [Copied as it passes]. No other save may be under way,
   /// except one expected for this step. finish() returns its errors.
   void begin(const SaveRequest& request, TrainingState state, std::vector<SavedGroup> groups);
-  /// From begin() until copy_rest(), unless the save failed before: some state is still to come.
+  /// From begin() until copy_rest(), unless it failed: some state is still to be copied.
   bool copying() const noexcept { return save_state_ == SaveState::Copying; }
   /// Copies a sub-group whose state is final for this checkpoint; call it while adds() is true.
   void add(const SubGroup& group) noexcept;

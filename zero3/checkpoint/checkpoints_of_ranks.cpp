@@ -12,7 +12,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// What goes from one rank to all, always as many bytes.
+/// A message of one rank to all, always of the same length.
 using Message = std::array<char, 1024>;
 
 std::span<std::byte> bytes_of(Message& message) {
@@ -91,7 +91,7 @@ Result<void> Checkpoints::begin_of_ranks(Result<void> own, const std::string& ta
   if (rank() == 0) {
     const CheckpointToJoin begun = saver_->to_join();
     message = message_of({begun.folder, std::to_string(begun.id)});
-    // Buffers are in rank 0's file, and move what is behind them.
+    // Buffers are in rank 0's file, and shift the arrays after them.
     if (!trained_layout_->buffers().empty()) {
       ARTESIAN_TRY(parts, parts_of_ranks());
       parts_ = trained_layout_->parts();

@@ -129,7 +129,7 @@ void StateSnapshot::add_buffers(const std::vector<std::span<const std::byte>>& b
       ARTESIAN_CHECK(buffers[index].size() == place.bytes, buffers[index].size(), place.bytes);
       const std::uint64_t first = std::max(place.offset, at.offset);
       const std::uint64_t last = std::min(place.offset + place.bytes, end);
-      if (first >= last) continue;  // it has no bytes
+      if (first >= last) continue;  // this array has no bytes in the block
       std::memcpy(lease.data() + (first - at.offset),
                   buffers[index].data() + (first - place.offset), last - first);
     }

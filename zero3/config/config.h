@@ -174,7 +174,7 @@ struct ArtesianConfig {
   bool speculative_update = true;         // under backward: under_backward.h
   std::uint64_t skipped_steps_max = 100;  // skipped steps in a row that end the run; 0: no limit
   std::uint64_t checkpoint_every = 0;     // steps; 0: at the end alone
-  DType moments = DType::Float32;         // of the optimizer; BFloat16: rounded to nearest
+  DType moments = DType::Float32;         // of the optimizer; BFloat16 rounds to nearest
 
   bool operator==(const ArtesianConfig&) const = default;
 };
@@ -225,7 +225,7 @@ struct ConfigArguments {
   std::optional<std::uint64_t> steps;  // total optimizer steps, for schedules
   // The run's steps by its data, without --steps; known only after the config was first read.
   std::optional<std::uint64_t> steps_of_data = {};
-  bool steps_later = false;                  // so that a schedule may lack them for now
+  bool steps_later = false;                  // steps follow later, so a schedule may lack them
   std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes
   std::uint64_t world_size = 1;
   UnknownKeys unknown_keys = UnknownKeys::AreFaults;

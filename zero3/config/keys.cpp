@@ -46,7 +46,7 @@ bool section_is_known(std::string_view path, const std::vector<ConfigKey>& befor
   });
 }
 
-/// Checks what the reader relies on of a row that comes after these.
+/// Checks the reader's assumptions about a row, given the rows before it.
 void check_row(const ConfigKey& key, const std::vector<ConfigKey>& before) {
   ARTESIAN_CHECK(!key.path.empty() && section_is_known(key.path, before), before.size());
   ARTESIAN_CHECK(key.low <= key.high && key.multiple != 0, key.low, key.high);

@@ -15,7 +15,7 @@ using Kind = JsonValue::Kind;
 struct TreePosition {
   std::string canonical;
   std::string typed;
-  bool open = false;  // other keys than the table's are not looked at
+  bool open = false;  // keys that are not in the table are ignored
 };
 
 /// The typed path of a nested "enabled" that turns something on, or "".
@@ -66,7 +66,7 @@ std::string unknown_hint(const TreePosition& place, const std::string& name) {
     return "unknown key; write it as \"" + name.substr(0, dot) + "\": {\"" + name.substr(dot + 1) +
            "\": ...}";
   }
-  // Where keys of the same section have this name, those of others are not what is meant.
+  // If this section has a key of this name, keys of other sections are not meant.
   const auto in_this_section = [&](const ConfigKey& key) {
     return !place.canonical.empty() && key.path.starts_with(place.canonical);
   };
@@ -206,7 +206,7 @@ class SettingsReader {
 
   void enter(const Setting& section) {
     const ConfigKey& key = *section.key;
-    if (key.effect == KeyEffect::NoEffect) return;  // said once for the whole section
+    if (key.effect == KeyEffect::NoEffect) return;  // one note covers the whole section
     TreePosition place{std::string(key.path) + ".", section.typed_path + ".",
                        key.type == KeyType::OpenSection};
     const bool typed_section = key.path == "optimizer" || key.path == "scheduler";

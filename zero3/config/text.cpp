@@ -21,7 +21,7 @@ constexpr int depth_max = 64;
 /// A number that JSON cannot say: Infinity, -Infinity, NaN, 1e999. The text that the parser sees
 /// has a string of the same length in its place, so that every offset stays what the user sees.
 struct Literal {
-  std::size_t ordinal = 0;  // which of the text's strings, keys included, stands for it
+  std::size_t ordinal = 0;  // index among the text's strings, keys included
   std::size_t offset = 0;
   std::string_view text;
 };
@@ -188,7 +188,7 @@ class Cleaner {
   std::size_t comma_ = npos;  // a comma with nothing after it yet
   char previous_ = '\0';      // the first character of the last token
   int depth_ = 0;
-  std::size_t strings_ = 0;  // passed so far
+  std::size_t strings_ = 0;  // strings read so far
 };
 
 /// Receives nlohmann's events; builds the tree and notices keys given twice.
@@ -290,7 +290,7 @@ class Builder {
     JsonValue& value = place();
     value.kind = kind;
     seen_.emplace_back();
-    open_.push_back(&value);  // stays where it is: its parent grows only after it is closed
+    open_.push_back(&value);  // its address is stable: the parent grows only after it is closed
     return true;
   }
   bool close() {
@@ -327,14 +327,14 @@ std::string expected_by(const std::string& reason) {
   return {};
 }
 
-/// nlohmann's words without their numbering, place and quotation of what was read.
+/// nlohmann's message without its number, place and quotation of the input.
 std::string plain_reason(const std::string& what) {
   std::size_t from = what.find("syntax error");
   if (from == what.npos) from = what.find("] ") == what.npos ? 0 : what.find("] ") + 2;
   std::string reason = what.substr(from);
   const std::size_t quotation = reason.find("; last read: '");
   if (quotation != reason.npos) {
-    const std::string expected = expected_by(reason);  // what was read may say anything
+    const std::string expected = expected_by(reason);  // the input may contain anything
     reason = reason.substr(0, quotation) + expected;
   }
   if (reason.ends_with("unexpected string literal; expected '}'")) {

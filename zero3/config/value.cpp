@@ -99,7 +99,7 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
     if (key.type != KeyType::Betas) continue;
     if (element.kind != Kind::Number) return got(key, value);
     if (!(element.number >= 0.0 && element.number < 1.0)) return got(key, value);
-    if (static_cast<float>(element.number) == 1.0f) {  // then 1 - beta^t divides by 0
+    if (static_cast<float>(element.number) == 1.0f) {  // otherwise 1 - beta^t would divide by 0
       return got(key, value,
                  "as fp32, in which the update computes, one of them is 1; the largest "
                  "that is not is 0.99999994");
@@ -112,7 +112,7 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
 MaybeFault folders_fault(const ConfigKey& key, JsonValue& value) {
   if (value.kind == Kind::String) {
     JsonValue list{.kind = Kind::Array};
-    std::vector<std::string_view> folders;  // of an empty text none, not one without a name
+    std::vector<std::string_view> folders;  // an empty text has none, not one without a name
     if (!value.text.empty()) folders = split(value.text, ',');
     for (std::string_view folder : folders) {
       if (folders.size() > 1) {  // a name of its own may begin and end with blanks

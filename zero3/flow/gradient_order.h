@@ -46,7 +46,7 @@ class GradientOrder {
   std::vector<bool> complete_;  // whether a unit's gradient is complete
   std::vector<bool> added_late_;
   std::vector<std::uint32_t> came_;    // complete, in this order
-  std::vector<std::uint32_t> before_;  // in the last backward before
+  std::vector<std::uint32_t> before_;  // order of the step before's last backward
 };
 
 }  // namespace artesian::zero3

@@ -115,7 +115,7 @@ class UnderBackwardFlow {
   double sum_squares_ = 0.0;      // sum of squares of final gradients
   double sum_squares_max_ = 0.0;  // limit of that sum above which the step is clipped
   std::vector<bool> units_;
-  std::vector<std::vector<std::uint32_t>> by_stage_;  // those of units_ that are final there
+  std::vector<std::vector<std::uint32_t>> by_stage_;  // units of units_ that are final there
   GradientOrder gradient_order_;
 };
 

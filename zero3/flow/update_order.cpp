@@ -31,7 +31,7 @@ void UpdateOrder::set_order(const std::vector<std::uint32_t>& units) {
   ARTESIAN_CHECK(trained_.size() == others.size(), trained_.size(), others.size());
 }
 
-/// In order; but what is updated under backward, or by a separate device.
+/// Units in order, except those updated under backward or by a separate device.
 std::vector<std::uint32_t> UpdateOrder::left_to_forward() const {
   std::vector<std::uint32_t> units;
   for (const std::uint32_t unit : trained_) {

@@ -250,7 +250,7 @@ class CheckpointLayoutMaker {
     }
   }
 
-  /// Fills the bytes up to `end`, if there are any, with a tensor of nobody's.
+  /// Fills the bytes up to `end`, if any, with an unnamed tensor.
   void add_gap(std::uint64_t end) {
     ARTESIAN_CHECK(position_ <= end, position_, end);
     if (position_ == end) return;

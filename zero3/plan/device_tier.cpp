@@ -30,13 +30,13 @@ bool expands(const Placement& plan) noexcept {
   return plan.param_dtype != plan.compute_dtype;
 }
 
-/// Bytes of the slots of so many elements; at most `all`.
+/// Bytes of slots for so many elements; at most `all`.
 std::uint64_t slots_of(const Placement& plan, std::uint64_t elements, std::uint64_t all) {
   const std::uint64_t size = dtype_size(plan.compute_dtype);
   return elements >= all / size ? all : elements * size;
 }
 
-/// The most that slots take at once: what may stay or come ahead, and one demand on top of it.
+/// The most bytes of slots at once: kept and prefetched units, and one demand in addition.
 std::uint64_t slots_max(const PlacementRequest& request, const Placement& plan,
                         const DeviceNeed& need) {
   const std::uint64_t live = request.config->zero.max_live_parameters;
@@ -239,7 +239,7 @@ Draft with_updates_on_device(const PlacementRequest& request, Draft draft) {
   return draft;
 }
 
-/// Fills the device tier: what it holds beside homes and slots is for optimizer state.
+/// Fills the device tier: memory left by homes and slots holds optimizer state.
 Draft fill_device(const PlacementRequest& request, Placement plan) {
   ARTESIAN_CHECK(plan.device_gradient_bytes <= request.device_bytes, plan.device_gradient_bytes);
   Draft draft;

@@ -7,8 +7,8 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr double waited_min = 0.75;  // of a phase
-constexpr double share_min = 0.25;   // of the probed speed
+constexpr double waited_min = 0.75;  // share of a phase
+constexpr double share_min = 0.25;   // share of the probed speed
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace artesian::zero3 {
 
 class DiskRate {
  public:
-  /// Seconds of a phase: what its bytes take as probed, what it took, and what of that it waited.
+  /// Records a phase: its bytes' seconds at the probed rate, its seconds, and those spent waiting.
   void see(double probed_s, double taken_s, double waited_s);
   /// The share of the probed speed; absent until a phase has told.
   std::optional<double> share() const;

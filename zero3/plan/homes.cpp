@@ -37,7 +37,7 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   // Several ranks that have all parameters would each write what the others have updated.
   const bool whole = request.ranks > 1 && request.whole_params;
   if (whole && unit.trainable && place.param == Tier::Nvme) place.param = Tier::Host;
-  // Of a frozen one nobody asks: nothing of it is there.
+  // A frozen unit has no optimizer state, so its home does not matter.
   place.optimizer = unit.trainable ? home_of(zero.offload_optimizer.device) : Tier::Host;
   if (host_updates_all(request) && place.optimizer == Tier::Device) place.optimizer = Tier::Host;
   const bool all_on_device = zero.offload_param.device == Offload::None;

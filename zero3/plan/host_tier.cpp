@@ -37,7 +37,7 @@ Placement with_input_buffers(const PlacementRequest& request, std::uint64_t room
   return plan;
 }
 
-/// Keeps as many inputs in host memory as fit, where nothing goes to NVMe.
+/// Keeps as many inputs in host memory as fit, if nothing is on NVMe.
 Placement with_inputs_in_host(const PlacementRequest& request, std::uint64_t spare,
                               Placement plan) {
   plan.inputs = inputs_within(request, spare);
@@ -77,8 +77,8 @@ void set_optimizer_home(Placement& plan, const Candidate& state, Tier home) {
   place.optimizer_homes[index] = home;
 }
 
-/// Gives state what the device has spare, and adds the rest to `candidates`. The cost is what all
-/// of these would move.
+/// Gives spare device memory to state, and adds the rest to `candidates`. The cost is the traffic
+/// of all of these.
 Draft with_state_on_device(const PlacementRequest& request, Draft draft,
                            std::vector<Candidate>& candidates) {
   std::uint64_t spare = draft.device_spare;
@@ -97,13 +97,13 @@ Draft with_state_on_device(const PlacementRequest& request, Draft draft,
   return draft;
 }
 
-/// Takes what is meant for NVMe to host memory, once.
+/// Moves a home from NVMe to host memory.
 void move_to_host(Tier& home) {
   ARTESIAN_CHECK(home == Tier::Nvme, static_cast<int>(home));
   home = Tier::Host;
 }
 
-/// Gives the residents homes in host memory, and what else the candidates are, on NVMe.
+/// Gives residents homes in host memory, and the other candidates homes on NVMe.
 Draft with_residents(Draft draft, const std::vector<Candidate>& residents) {
   Placement plan = std::move(draft.placement);
   for (UnitPlacement& place : plan.units) {
@@ -127,7 +127,7 @@ Draft with_residents(Draft draft, const std::vector<Candidate>& residents) {
   return draft;
 }
 
-/// Without a ring, where nothing remains on NVMe; nothing, where `room` does not suffice for that.
+/// Plans without a ring, if nothing remains on NVMe; nothing if `room` is too small for that.
 std::optional<Draft> without_ring(const PlacementRequest& request, const Draft& draft,
                                   std::vector<Candidate> candidates, std::uint64_t room) {
   if (bytes_left(draft.placement, candidates, room, draft.device_spare) != 0) return std::nullopt;
@@ -158,7 +158,7 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
   const std::uint64_t total = ring + buffers.staging_min(plan.sub_group);
   const std::uint64_t record = plan.record_bytes_max(plan.sub_group);
   std::uint64_t least = total <= room / 4 ? 4 * total : total;
-  std::uint64_t below = least;                       // bounds what it would leave
+  std::uint64_t below = least;                       // bounds the bytes left over
   if (plan.ring_count > buffers.ring_count_min()) {  // lengthened: just below, by one item less
     least = 8 * ring;
     below = least - ring + plan.ring_item_bytes;
@@ -191,7 +191,7 @@ HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Can
 KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_room) {
   const Config& config = *request.config;
   if (!config.cpu_checkpointing || request.input_elements.empty()) return {};
-  std::vector<std::uint64_t> elements = request.input_elements;  // that backward asks for
+  std::vector<std::uint64_t> elements = request.input_elements;  // those that backward needs
   const auto below = first_trainable_stage(*request.parameters, *request.stages);
   std::fill_n(elements.begin(), std::min(below, elements.size()), std::uint64_t{0});
   return describe_inputs({.stages = request.stages,
@@ -239,7 +239,7 @@ Result<HostTier> place_in_host(const PlacementRequest& request, Draft draft,
     plan = with_inputs_in_host(request, spare, std::move(plan));
     return HostTier{.draft = std::move(draft)};
   }
-  if (candidates.empty()) {  // they depend on the ring with a separate device alone
+  if (candidates.empty()) {  // they depend on the ring only with a separate device
     candidates = candidates_but_state(plan, *request.config, moves_of(request, plan));
   }
   HostTier tier =

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t block_bytes_max = 1 << 20;  // as of sub-groups
 constexpr std::uint64_t buffer_count_max = 64;
-constexpr std::uint64_t places_max = 1 << 16;  // of all stages: bounds the tables
+constexpr std::uint64_t places_max = 1 << 16;  // for all stages: bounds the tables
 
 }  // namespace
 
@@ -46,7 +46,7 @@ KeptInputs describe_inputs(const KeptInputsRequest& request, std::uint64_t host_
   std::uint64_t of_one = 0;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     inputs.names.push_back(stages[stage].name);
-    // The first stage's, where nothing is looked up, is the batch itself, which is kept anyway.
+    // The first stage's input, unless it looks up, is the batch itself, which is kept anyway.
     const bool batch = stage == 0 && !stages[stage].lookup.has_value();
     inputs.bytes.push_back(batch ? 0 : (*request.elements)[stage] * request.element_size);
     of_one += inputs.place_bytes(stage);
@@ -88,7 +88,7 @@ std::uint64_t input_buffers_max(const KeptInputs& inputs) {
   return std::min(2 * inputs.largest(), buffer_count_max * block_bytes_max);
 }
 
-/// Two inputs, where there is room: one that is worked on, and one on its way.
+/// Room for two inputs if possible: one that is worked on, and one in flight.
 void size_input_buffers(KeptInputs& inputs, std::uint64_t room) {
   ARTESIAN_CHECK(room >= page, room);
   const std::uint64_t wanted = std::min(room, input_buffers_max(inputs));

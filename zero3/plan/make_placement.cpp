@@ -111,7 +111,7 @@ Result<Draft> place_with_best_masters(const PlacementRequest& request) {
   return other.has_value() && other->cost < best->cost ? std::move(other) : std::move(best);
 }
 
-/// The space that swap files need.
+/// Adds the space that swap files need.
 Placement with_nvme_space(const Config& config, Placement plan) {
   const bool param_path = config.zero.offload_param.device == Offload::Nvme;
   std::uint64_t& params = param_path ? plan.nvme_param_bytes : plan.nvme_optimizer_bytes;
@@ -124,7 +124,7 @@ Placement with_nvme_space(const Config& config, Placement plan) {
   return plan;
 }
 
-/// Room in which an update that is made ahead of the norm keeps what was there.
+/// Adds space in which updates made ahead of the norm keep the old state.
 Placement with_old_state(const PlacementRequest& request, Placement plan) {
   const Config& config = *request.config;
   const bool ahead = waits_for_norm(config) && may_update_under_backward(config);
@@ -184,7 +184,7 @@ void check_placement(const PlacementRequest& request, const Placement& plan) {
 
 namespace {
 
-/// What is not there yet.
+/// Refuses combinations that are not implemented.
 Result<void> check_optimizer(const PlacementRequest& request) {
   const OptimizerConfig& optimizer = request.config->optimizer;
   if (optimizer.type != OptimizerType::Muon || request.ranks == 1) return {};

@@ -29,7 +29,7 @@ struct PlacementRequest {
   bool separate_device = false;
   std::uint64_t device_bytes = 0;  // budgets
   std::uint64_t host_bytes = 0;
-  std::uint64_t ranks = 1;    // which share the state as config.zero.stage says; budgets are of one
+  std::uint64_t ranks = 1;    // that divide the state; budgets are per rank
   bool whole_params = false;  // each rank has all parameters, at stage 3, too
   bool whole_frozen = false;  // each rank has all that is frozen
   bool hooked = false;        // StepCoreOptions::hooked

@@ -49,7 +49,7 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
       plan.layout.units[unit].share * dtype_size(plan.param_dtype);
   MovedByKind moved;
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
-  const bool held = live || !plan.params_cut;  // what the other ranks made anew comes back
+  const bool held = live || !plan.params_cut;  // parameters updated by other ranks are received
   if (held) moved.param.bus = whole - std::min(updated, whole);
   const bool gathers = plan.ranks > 1 && !plan.params_cut;  // the home has all of them
   const std::uint64_t fresh = gathers ? whole : updated;

@@ -32,8 +32,8 @@ struct MovedByKind {
   bool operator==(const MovedByKind&) const = default;
 };
 
-/// Moves of the optimizer's passes over one unit: measure_moves and the update's. `live`: its slot
-/// holds parameters, which follow.
+/// Moves of the optimizer's passes over one unit: those of measure_moves and of the update. `live`:
+/// its slot holds parameters, which the update refreshes.
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
 /// Moves of the pass that reads before the update does (Placement::measures); else none.
 MovedByKind measure_moves(const Placement& plan, std::uint32_t unit);

@@ -129,7 +129,7 @@ Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
   return place.param == Tier::Nvme ? Route::Disk : Route::Memory;
 }
 
-/// On a separate device gradients are added where they are made, or copied to the host, which adds.
+/// On a separate device gradients are added there, or copied to the host, which adds.
 Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
   if (!plan.separate_device) return place.grad == Tier::Nvme ? Route::Disk : Route::InPlace;
   return place.grad == Tier::Device ? Route::OnDevice : Route::Queues;

@@ -82,7 +82,7 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
   std::uint64_t spilled = 0;
   std::uint64_t gradients = 0;
   std::uint64_t state = 0;
-  std::uint64_t on_device = 0;  // of it, as far as it is meant for NVMe, as is
+  std::uint64_t on_device = 0;  // part of it on the device, as far as it is meant for NVMe
   std::uint64_t in_host = 0;
   const bool meant_for_nvme = request.config->zero.offload_optimizer.device == Offload::Nvme;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
@@ -169,7 +169,7 @@ Error device_error(const PlacementRequest& request, const Placement& plan, const
 
 Error host_error(const PlacementRequest& request, const Placement& plan, std::uint64_t must) {
   const HostBuffers buffers(plan, *request.config);
-  const std::uint64_t ring = buffers.item_bytes(image_alignment);  // 0 where none is needed
+  const std::uint64_t ring = buffers.item_bytes(image_alignment);  // 0 if no ring is needed
   const std::uint64_t minimum = must + ring + buffers.staging_min(image_alignment);
   const std::uint64_t missing = minimum > request.host_bytes ? minimum - request.host_bytes : 0;
   const bool nvme = any_nvme(*request.config);

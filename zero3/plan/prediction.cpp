@@ -33,7 +33,7 @@ std::uint64_t part_of(std::uint64_t bytes, double share) {
 
 double disk_seconds(std::span<const PathDisk> disks, std::span<const PathBytes> bytes) {
   ARTESIAN_CHECK(disks.size() == bytes.size(), disks.size(), bytes.size());
-  std::map<std::uint64_t, double> busy;  // by device
+  std::map<std::uint64_t, double> busy;  // seconds by device
   double last = 0.0;
   for (std::size_t path = 0; path < disks.size(); ++path) {
     const DiskSpeed& speed = disks[path].speed;

@@ -313,7 +313,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
       return make_error(ErrorCode::Exhausted,
                         "artesian.device_memory: no room for one stage's parameters");
     }
-    for (const auto unit : by_size) {  // they lay in each other's way
+    for (const auto unit : by_size) {  // their slots overlapped
       if (!residency_.pinned(unit)) ARTESIAN_TRY_VOID(drop(unit));
     }
   }
@@ -337,7 +337,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
 Result<void> Prefetcher::advance(const AccessOrder::Access& units) noexcept {
   Future& course = *course_;
   if (!in_steps() && course.recorded && course.place == course.order.size()) {
-    end_round();  // a pass that nobody has begun
+    end_round();  // an evaluation without begin_pass()
     course.repeats = true;
   }
   Entered entered;
@@ -367,7 +367,7 @@ Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& e
       if (residency_.state(unit) == SlotState::Absent || residency_.pinned(unit)) continue;
       if (!keeps(unit)) {
         ARTESIAN_TRY_VOID(drop(unit));
-      } else if (found_[unit] == Found::Prefetched) {  // no longer what comes next
+      } else if (found_[unit] == Found::Prefetched) {  // no longer the next access
         ARTESIAN_CHECK(ahead_ >= numel_[unit], ahead_, numel_[unit]);
         ahead_ -= numel_[unit];
         found_[unit] = Found::Reused;
@@ -401,7 +401,7 @@ Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t 
 Result<void> Prefetcher::look_ahead() noexcept {
   if (!course_->followed()) return {};
   const AccessOrder& order = course_->order;
-  // Ordinal of the last access that is known to come: of this round, or a round ahead.
+  // Ordinal of the last known access: of this round, or of the next one.
   const std::uint64_t last = (course_->repeats ? now() : accesses_before_) + order.size();
   for (;;) {
     const std::uint64_t ordinal = next_uses_.first_absent();
@@ -416,7 +416,7 @@ Result<void> Prefetcher::look_ahead() noexcept {
       if (!allowed) return {};
       ARTESIAN_TRY(started, start_with_room(unit, aio::Priority::Prefetch, next_use));
       if (!started) return {};
-      ARTESIAN_CHECK(found_[unit] == Found::Demand, unit);  // it was not there
+      ARTESIAN_CHECK(found_[unit] == Found::Demand, unit);  // it had no slot
       found_[unit] = Found::Prefetched;
       ahead_ += numel_[unit];
     }
@@ -445,7 +445,7 @@ Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
   return look_ahead();
 }
 
-/// True if a unit that is not in use now stays for its next use.
+/// True if a unit that is not in use should be kept for its next use.
 bool Prefetcher::keeps(std::uint32_t unit) const noexcept {
   return course_->followed() && live_ <= limits_.max_live_parameters &&
          course_->order.reuse_distance(course_->place - 1, unit) <= limits_.max_reuse_distance;

@@ -21,7 +21,7 @@ using Kind = StepEvent::Kind;
 
 namespace {
 
-constexpr int operators = 16;  // of a stage, between which the update may go on
+constexpr int operators = 16;  // operators of a stage, between which the update may run
 
 /// No gradient is anywhere, and none is too large.
 struct DryGradients {
@@ -82,7 +82,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return elements * dtype_size(placement_.grad_dtype);
   }
 
-  /// Notes what is about to be done, before it takes time.
+  /// Records an event before it takes time.
   void count(StepEvent& event) {
     if (request_.see) request_.see(event);
     plan_.moved += event.moved;
@@ -100,7 +100,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != place.computed;
     if (move.to == SlotState::Fetching) filled_[move.unit] = update_.order().is_pending(move.unit);
-    if (filled_[move.unit]) return;  // by the update: nothing is fetched
+    if (filled_[move.unit]) return;  // filled by the update: nothing is fetched
     if (move.to == SlotState::Fetching) {
       StepEvent event{.kind = Kind::Fetch, .unit = move.unit};
       event.ahead = move.priority != aio::Priority::Demand;
@@ -154,7 +154,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return ends ? complete_update() : Result<void>();
   }
 
-  /// From a separate device gradients come while the next stage is computed.
+  /// Gradients come from a separate device while the next stage is computed.
   Result<void> run_backward(const StageAccess& access, bool last, bool first) {
     const bool separate = placement_.separate_device;
     ARTESIAN_TRY_VOID(enter_units(access.units));
@@ -166,12 +166,12 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return last && !separate ? end_stage(access.stage) : Result<void>();
   }
 
-  friend StepFlow;  // which this is the player of:
+  friend StepFlow;  // StepFlow plays this class
   Prefetcher& prefetcher() { return prefetcher_; }
   DryUpdate& update() { return update_; }
   auto& under_backward() { return under_backward_; }
   Result<void> update_before_use(std::uint32_t unit) { return update_.update_up_to(unit); }
-  /// What comes is counted where a unit is fetched or updated.
+  /// Receiving shares is counted where a unit is fetched or updated.
   static Result<void> gather_shares(const AccessOrder::Access&) { return {}; }
   Result<void> finish_pending() { return update_.finish_step(); }
   Result<void> gradients_are_added(std::size_t stage) {
@@ -233,13 +233,13 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return {};
   }
 
-  /// An event of gradients.
+  /// Counts and times an event of gradients.
   void add(StepEvent& event) {
     count(event);
     clock_.gradients(event);
   }
 
-  /// Each input goes to its place after the stage's forward and comes back for its backward.
+  /// Each input is written after the stage's forward and read for its backward.
   Moved input_moves(const StageAccess& access) const {
     Moved moved;
     const KeptInputs& inputs = placement_.inputs;
@@ -247,7 +247,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     const bool forward = access.direction == Direction::Forward;
     for (std::uint64_t index = 0; index < access.micro_batches; ++index) {
       const Tier home = inputs.home(access.stage, index);
-      if (home == Tier::Device) continue;  // it stays
+      if (home == Tier::Device) continue;  // it is not moved
       (forward ? moved.to_host : moved.to_device) += inputs.bytes[access.stage];
       if (home != Tier::Nvme) continue;
       (forward ? moved.nvme_write : moved.nvme_read) += inputs.place_bytes(access.stage);
@@ -257,7 +257,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
 
-  /// Elements of the sub-groups that hold some of these parameters.
+  /// Counts elements of sub-groups that hold some of these parameters.
   std::uint64_t touched(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) const {
     std::uint64_t elements = 0;
     std::uint64_t counted = 0;                 // sub-groups below are counted
@@ -356,8 +356,8 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Placement& placement_;
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
-  std::vector<bool> started_;  // by unit, as these: has a gradient this step
-  std::vector<bool> filled_;   // by unit: its slot is filled by the update
+  std::vector<bool> started_;  // by unit: it has a gradient this step
+  std::vector<bool> filled_;   // by unit: the update fills its slot
   StepPlan plan_;
   StepClock clock_;
   DrySlots slots_;

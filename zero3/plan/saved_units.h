@@ -13,7 +13,7 @@ namespace artesian::zero3 {
 struct SavedUnits {
   std::vector<std::uint32_t> units;
   std::vector<SavedImage> images;
-  std::vector<std::size_t> image_of;  // by unit of the layout; nowhere: it is not in this file
+  std::vector<std::size_t> image_of;  // by unit; nowhere: not in this file
   static constexpr std::size_t nowhere = ~std::size_t{0};
 };
 

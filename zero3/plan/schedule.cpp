@@ -23,7 +23,7 @@ const char* resource_name(Resource resource) noexcept {
 
 namespace {
 
-/// That of a disk's reads, for its writes as well.
+/// A disk's reads and writes share the queue of its reads.
 Resource queue_of(Resource resource) noexcept {
   if (resource == Resource::DiskWrite) return Resource::DiskRead;
   return resource == Resource::ParamWrite ? Resource::ParamRead : resource;

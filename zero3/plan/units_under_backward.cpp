@@ -48,7 +48,7 @@ std::vector<std::uint32_t> final_order(const std::vector<std::vector<std::uint32
 
 namespace {
 
-/// True if an update of the unit may be taken back by shadows: Note [Speculation].
+/// True if an update of the unit can be rolled back by shadows: Note [Speculation].
 bool has_shadows(const Placement& placement, std::uint32_t unit) {
   const bool room = dtype_size(placement.grad_dtype) >= dtype_size(placement.param_dtype);
   if (!room && placement.update_reads_param(unit)) return false;
@@ -167,7 +167,7 @@ std::vector<bool> units_under_backward(const Placement& placement,
   double possible = 0.0;
   for (const std::uint32_t unit : candidates) possible += bytes[unit];
   std::vector<bool> chosen(units, false);
-  if (possible == 0.0 || placement.measures) return chosen;  // which takes all gradients
+  if (possible == 0.0 || placement.measures) return chosen;  // the update reads all gradients
   const double wanted = share * std::accumulate(bytes.begin(), bytes.end(), 0.0);
   const double part = std::min(1.0, wanted / possible);
   double owed = 0.0;

@@ -13,11 +13,11 @@ namespace artesian::zero3 {
 struct Agreement::Control {
   Kind kind{};
   std::uint32_t flags = 0;      // refused, or asked to stop
-  std::uint64_t step = 0;       // of the run
+  std::uint64_t step = 0;       // number of the step in the run
   std::uint64_t done = 0;       // micro-batches of it
-  std::uint64_t following = 0;  // that a forward has run
+  std::uint64_t following = 0;  // micro-batches of the forward
   std::uint64_t tokens = 0;
-  std::uint64_t constants = 0;  // of an update: their digest
+  std::uint64_t constants = 0;  // digest of an update's constants
   std::uint64_t unit = 0;       // the first that is entered
   std::uint64_t units = 0;      // the digest of all
 

@@ -11,9 +11,9 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::uint64_t task_elements = 16384;  // that one task of the compute team copies
+constexpr std::uint64_t task_elements = 16384;  // elements that one task of the thread pool copies
 
-/// What comes before a slice; then a bit for each parameter of the unit.
+/// Precedes a slice; a bit for each parameter of the unit follows.
 struct Header {
   std::uint32_t unit = 0;
   std::uint32_t parameters = 0;
@@ -157,7 +157,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
       const Copy& copy = copies[static_cast<std::size_t>(from)];
       if (source_size == size) {
         std::memcpy(copy.to, copy.from, copy.count * size);
-      } else {  // what is not finite then stays so, and is found in the norm
+      } else {  // infinities and NaNs persist and are found in the norm
         static_cast<void>(kernels::narrow(reinterpret_cast<const float*>(copy.from), copy.to,
                                           plan_.param_dtype, copy.count));
       }

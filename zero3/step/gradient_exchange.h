@@ -65,7 +65,7 @@ class GradientExchange {
     std::uint64_t width = 0;
     bool some = false;  // some rank has a gradient for some share
     std::vector<std::int64_t> rows;
-    std::vector<const float*> gradients;         // from the first element on that is in the share
+    std::vector<const float*> gradients;         // from their first element in the share
     std::vector<std::vector<std::byte>> memory;  // memory that holds them
     /// A rank's, of one look-up.
     struct Run {

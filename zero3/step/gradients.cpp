@@ -18,8 +18,8 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
-constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at a time: 4 MiB, or one row
-constexpr std::uint64_t task_leaves = 32;      // that one task of the compute team sums
+constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at once: 4 MiB, or one row
+constexpr std::uint64_t task_leaves = 32;      // leaves that one task of the thread pool sums
 static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_leaf == 0);
 
 }  // namespace
@@ -42,7 +42,7 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
   }
 }
 
-/// Forgets what was accumulated. Frozen units count as summed: they have no gradient.
+/// Clears the accumulation. Frozen units count as summed: they have no gradient.
 void Gradients::forget() noexcept {
   const Layout& layout = state_.layout();
   started_.assign(layout.units.size(), false);
@@ -54,7 +54,7 @@ void Gradients::forget() noexcept {
 
 void Gradients::begin_step() noexcept {
   forget();
-  held_.clear();  // of a step that was given up
+  held_.clear();  // left by an abandoned step
   parts_.clear();
   if (holds()) drop_held();
 }
@@ -224,7 +224,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
   const Layout& layout = state_.layout();
   const Unit& described = layout.units[unit];
   const std::uint64_t size = dtype_size(state_.placement().param_dtype);
-  std::vector<bool> present(described.parameters.size());  // of some rank so far, of this slice
+  std::vector<bool> present(described.parameters.size());  // on some rank, for this slice
   const auto sink = [&](const GradientExchange::Arrived& arrived) -> Result<void> {
     if (arrived.rank == 0) present.assign(present.size(), false);
     std::vector<Piece> pieces;
@@ -366,7 +366,7 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
   return parts.added;
 }
 
-/// Its place in the buffer; where that is full, the others are written.
+/// Returns its place in the buffer; if that is full, the other units are written first.
 Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
   std::uint64_t used = 0;
@@ -455,7 +455,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
   return sum_rows(parameter, rows, row_gradients, width, {});
 }
 
-/// Adds what is in a range of the rows' sums.
+/// Adds the rows' sums in a range of elements.
 Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::int64_t> rows,
                                  std::span<const float* const> row_gradients, std::uint64_t width,
                                  const Range& range) noexcept {
@@ -466,7 +466,7 @@ Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::i
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
-  std::vector<std::size_t> firsts;  // of each row that was looked up, in `order`; and the end
+  std::vector<std::size_t> firsts;  // first of each looked-up row in `order`; and the end
   for (std::size_t at = 0; at < order.size(); ++at) {
     const std::int64_t row = rows[order[at]];
     if (at == 0 || row != rows[order[at - 1]]) firsts.push_back(at);
@@ -577,7 +577,7 @@ void Gradients::sum_unit(std::uint32_t unit) noexcept {
              state_.layout().units[unit].share / norm_leaf);
 }
 
-/// Sums what is there of a unit in the buffer: the other sub-groups' sums are as they were.
+/// Sums the unit's sub-groups that are in the buffer: other sub-groups' sums are unchanged.
 void Gradients::sum_held(const Held& held) noexcept {
   const Placement& plan = state_.placement();
   for (std::uint64_t group = 0; group < held.there.size(); ++group) {
@@ -604,20 +604,20 @@ void Gradients::forget_sums() noexcept {
     if (!summed_[unit] || !trainable(unit)) continue;
     summed_[unit] = started_[unit] = false;
     for (const auto parameter : state_.layout().units[unit].parameters) {
-      set_[parameter] = reached_[parameter];  // of the others it has made zeros
+      set_[parameter] = reached_[parameter];  // the other parameters became zeros
       started_[unit] = started_[unit] || reached_[parameter];
     }
   }
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
-  ARTESIAN_CHECK(!writing_);  // complete() comes before norm()
+  ARTESIAN_CHECK(!writing_);  // complete() must precede norm()
   for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
     if (summed_[unit]) continue;
     ARTESIAN_CHECK(started_[unit]);
     if (on_device(unit)) {
       ARTESIAN_TRY_VOID(sum_unit_on_device(unit));
-    } else if (!spilled(unit)) {  // of those that spill write_back() has the sums
+    } else if (!spilled(unit)) {  // write_back() has the sums of spilled ones
       sum_unit(unit);
     }
   }

@@ -65,7 +65,7 @@ class Gradients {
   Result<void> begin_parts(std::uint32_t parameter) noexcept;
   void add_part(std::uint32_t parameter, std::uint64_t first, const float* data,
                 std::uint64_t count) noexcept;
-  /// Returns how many elements came: all, or none, or else what came is of no use. Errors: as add.
+  /// Returns how many elements were added: all or none, otherwise they are useless. Errors: as add.
   Result<std::uint64_t> end_parts(std::uint32_t parameter) noexcept;
   /// The dtype that `add` takes for a unit: fp32; or the parameter dtype, which what is added is
   /// rounded to in any case, where the host computes in it, and on a separate device where the
@@ -175,7 +175,7 @@ class Gradients {
                           const Source& source) noexcept;
   /// A parameter whose gradient is coming in parts.
   struct Parts {
-    std::byte* target = nullptr;  // of its first element; with several ranks, before it is sent
+    std::byte* target = nullptr;  // of its first element; before sending, if there are ranks
     bool fresh = false;
     std::uint64_t added = 0;  // elements
   };

@@ -15,7 +15,7 @@ LeafSums::LeafSums(const Layout& layout) : layout_(layout) {
 
 Result<void> LeafSums::gather(comm::Group& group, const char* what) noexcept {
   const auto& units = layout_.units;
-  std::uint64_t leaves = 0;  // of a share of everything
+  std::uint64_t leaves = 0;  // leaves in one rank's shares
   for (const Unit& unit : units) leaves += unit.trainable ? unit.share / kernels::norm_leaf : 0;
   std::vector<double> all(static_cast<std::size_t>(leaves * group.ranks()));
   const auto for_each_share = [&](std::uint64_t rank, const auto& copy) {

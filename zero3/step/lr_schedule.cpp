@@ -63,7 +63,7 @@ double cycle_share(const SchedulerConfig::Cycle& cycle, double taken) noexcept {
   return std::floor(position) / count;
 }
 
-/// True while the cycle itself is under way, after so many steps; behind it there is decay.
+/// True in the cycle itself; false in the decay after it.
 bool in_cycle(const SchedulerConfig::Cycle& cycle, double taken) noexcept {
   return taken - 1.0 < total_steps(cycle);
 }

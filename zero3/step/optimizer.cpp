@@ -257,7 +257,7 @@ Result<void> Optimizer::follow_others(std::uint32_t unit, std::uint64_t first, s
 /// the slot that follows it.
 Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
-  if (options_.group == nullptr || plan.params_cut) return {};  // else who enters the unit does
+  if (options_.group == nullptr || plan.params_cut) return {};  // otherwise the unit's user does
   const Unit& described = plan.layout.units[unit];
   if (!described.is_cut()) return {};
   const std::uint64_t size = dtype_size(plan.param_dtype);
@@ -333,7 +333,7 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t be
   return arrays;
 }
 
-/// Those of them that are weights.
+/// The part of these arrays that holds weights.
 kernels::AdamArrays Optimizer::weights_of(const SubGroup& group,
                                           std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
@@ -379,7 +379,7 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
   const auto next =
       std::upper_bound(cuts.begin(), cuts.end(), group.image_first + begin,
                        [](std::uint64_t element, const Cut& cut) { return element < cut.first; });
-  ARTESIAN_CHECK(next != cuts.begin(), group.unit, begin);  // fix() comes before the pass
+  ARTESIAN_CHECK(next != cuts.begin(), group.unit, begin);  // fix() must precede the pass
   const std::uint64_t to =
       next == cuts.end() ? end : std::min(end, next->first - group.image_first);
   ARTESIAN_CHECK(begin < to && to <= end, begin, to, end);
@@ -407,7 +407,7 @@ void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
   refresh_slice(group, begin, end);
 }
 
-/// Makes parameters that are not updated what they were, where the pass has not read them.
+/// Restores parameters that are not updated, if the pass has not read them.
 void Optimizer::keep_param(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
   if (plan.update_reads_param(group.unit)) return;
@@ -469,7 +469,7 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
   refresh_slice(group, begin, end);
 }
 
-/// Does what follows when all slices of the sub-group are done.
+/// Runs what must follow the last slice of a sub-group.
 Result<void> Optimizer::follow(const SubGroup& group) noexcept {
   if (!ends_at_device(state_.placement().units[group.unit].gather)) return {};
   return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.image_first,

@@ -11,14 +11,14 @@
 
 namespace artesian::zero3 {
 
-/// The matrix, and what is behind it for the iteration.
+/// The matrix; the iteration's workspace follows it.
 float* Optimizer::matrix_of(const SubGroup& group) const noexcept {
   const std::uint64_t bytes = state_.layout().units[group.unit].image * sizeof(float);
   ARTESIAN_CHECK(group.index == 0 && bytes <= state_.matrix_buffer().size(), group.unit, bytes);
   return reinterpret_cast<float*>(state_.matrix_buffer().data());
 }
 
-/// Elements [begin, end): the momentum, and what it is together with the gradient.
+/// Updates elements [begin, end) of the momentum, and adds the gradient for the step.
 void Optimizer::momentum_slice(const SubGroup& group, std::uint64_t begin,
                                std::uint64_t end) noexcept {
   const Part part = part_at(group, begin, end);

@@ -63,7 +63,7 @@ Result<void> check_group(const GroupOptions& group, const std::string& where,
 kernels::Rule rule_of(OptimizerType type) noexcept {
   switch (type) {
     case OptimizerType::Adam:
-    case OptimizerType::Muon: break;  // what is no matrix
+    case OptimizerType::Muon: break;  // AdamW, for what is no matrix
     case OptimizerType::Sgd: return kernels::Rule::Sgd;
     case OptimizerType::Adagrad: return kernels::Rule::Adagrad;
     case OptimizerType::RmsProp: return kernels::Rule::RmsProp;

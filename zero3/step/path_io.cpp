@@ -63,7 +63,7 @@ std::string obstacle(const Config& config, const tiering::MachineProfile& profil
   return {};
 }
 
-/// One line for all folders of which the same is to be said.
+/// Notes, with one line for all folders with the same text.
 class Notes {
  public:
   void add(const std::string& before, const std::string& folder, const std::string& after) {

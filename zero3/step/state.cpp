@@ -85,7 +85,7 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   std::uint64_t kept = 0;                                      // bytes
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;
-    ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // else there is no record
+    ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // otherwise there is no record
     if (const std::uint64_t bytes = old_state_bytes(placement_, unit); bytes != 0) {
       ARTESIAN_CHECK(kept + bytes <= old_state_buffer_.size(), unit, kept, bytes);
       old_state_.emplace(unit, old_state_buffer_.data() + kept);
@@ -121,12 +121,12 @@ std::byte* ModelState::old_state(std::uint32_t unit, std::uint64_t sub_group) co
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
   const KeptInputs& inputs = placement_.inputs;
   ARTESIAN_CHECK(inputs.names.size() >= inputs.bytes.size(), inputs.names.size());
-  const std::uint64_t in_memory = 4096;  // of no use there, but every shard has blocks
+  const std::uint64_t in_memory = 4096;  // unused there, but every shard needs a block size
   for (std::size_t stage = 0; stage < inputs.bytes.size(); ++stage) {
     for (std::uint64_t index = 0; index < inputs.at_once; ++index) {
       inputs_.push_back(static_cast<ShardId>(shards.size()));
       const Tier home = inputs.home(stage, index);
-      if (home == Tier::Device) continue;  // with LibTorch: no shard
+      if (home == Tier::Device) continue;  // in LibTorch's memory: no shard
       shards.push_back({.name = fmt::format("{} input {}", inputs.names[stage], index),
                         .home = home,
                         .bytes = inputs.place_bytes(stage),
@@ -191,7 +191,7 @@ Result<void> ModelState::register_buffers() {
 /// work, but block: a copy of gradients holds the thread until the device has computed them. The
 /// buffers come first, as there may be a limit; they are few, so pin_memory is not about them.
 void ModelState::register_host(const ModelStateOptions& options) {
-  host_registered_ = true;  // in part, after an error
+  host_registered_ = true;  // possibly in part, after an error
   const auto buffers = register_buffers();
   const auto all = options.pin_memory ? device_.register_host(host_->range()) : Result<void>();
   if (!all.has_value()) {
@@ -298,7 +298,7 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   if (separate_device()) register_host(options);
   const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
   const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
-  // Where the limit of locked memory has refused the pool, which was said, it refuses this too.
+  // If the limit of locked memory refused the pool, which was logged, it refuses this, too.
   const bool limited = options.pin_memory && !host_->statistics().locked;
   if (!paths.directories.empty() && !limited) {
     static_cast<void>(engine.register_memory(ranges));

@@ -186,7 +186,7 @@ Result<void> StepCore::check(StepCall call, const char* name) const {
   return out_of_order(name, advice(call));
 }
 
-/// Why a call is out of order, and which comes first.
+/// Says why a call is out of order, and which call must come first.
 std::string StepCore::advice(StepCall call) const {
   if (call == StepCall::Initialize) return "the engine has its weights; create another one";
   const bool checkpoint =
@@ -298,10 +298,10 @@ Result<void> StepCore::leave(const AccessOrder::Access& units) {
 
 Result<void> StepCore::end_forward(std::span<const double> losses) {
   ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
-  ARTESIAN_TRY_VOID(remember(complete_pending()));  // of units that no stage has
+  ARTESIAN_TRY_VOID(remember(complete_pending()));  // updates units that no stage has
   losses_pending_.assign(losses.begin(), losses.end());
   if (!meets()) {                   // ranks that do, tell each other behind the backward
-    if (first_uses_.has_value()) {  // a model that somebody else runs need not follow its stages
+    if (first_uses_.has_value()) {  // a caller's model need not follow its stages
       optimizer_->set_order(*first_uses_);
       first_uses_.reset();
     }
@@ -320,7 +320,7 @@ Result<void> StepCore::end_forward(std::span<const double> losses) {
 
 Result<void> StepCore::refuse_forward() noexcept {
   ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
-  if (options_.group != nullptr) {  // the others come to the end of theirs
+  if (options_.group != nullptr) {  // the other ranks finish their micro-batch
     ARTESIAN_TRY_VOID(remember(complete_pending()));
     ARTESIAN_TRY_VOID(remember(agreement_.refuse_forward(step_ + 1, micro_batches_)));
   }
@@ -397,7 +397,7 @@ void StepCore::sum_ahead(std::size_t stage) noexcept {
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
       if (updates && under_backward_->units()[unit]) continue;
-      static_cast<void>(gradients_->sum_final(unit));  // what is not finite the norm finds again
+      static_cast<void>(gradients_->sum_final(unit));  // the norm reports what is not finite
     }
     return {};
   });
@@ -611,7 +611,7 @@ StepVerdict StepCore::judge(const GradientNorm& norm, const StepRequest& request
   const bool as_begun = !result.overflow && clip == 1.0 && is_as_begun(request);
   result.taken_back = optimizer_->speculative() && !as_begun;
   if (as_begun) result.updated_under_backward = optimizer_->updated_under_backward();
-  // Skipped as any other, all of it is taken back.
+  // Like any skipped step, it rolls the whole update back.
   step_state_ = !result.end.has_value() ? StepState::Ready
                 : begun                 ? StepState::Failed
                                         : StepState::EndedWhole;
@@ -663,7 +663,7 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   rate_begun_.reset();
   const std::uint64_t updating_ns = end - begin + under_backward_ns_;
   const std::uint64_t copying_ns = std::min(checkpoints_->take_copy_ns(), updating_ns);
-  figures_->leave_out(copying_ns);  // what was copied under backward is of no step
+  figures_->leave_out(copying_ns);  // copying under backward belongs to no step
   result.optimizer_s = static_cast<double>(updating_ns - copying_ns) * 1e-9;
   ARTESIAN_TRY_VOID(figures_->end_step(end, result));
   if (options_.timeline != nullptr) {

@@ -438,7 +438,7 @@ class StepCore : public StepFlow<StepCore> {
   std::vector<RowGradients> rows_;
   bool awaited_ = false;                      // ranks must still meet after the backward
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
-  std::vector<AccessOrder::Access> entered_;  // entered and not yet left
+  std::vector<AccessOrder::Access> entered_;  // of the first forward
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
   std::optional<double> rate_begun_;      // learning rate of an update begun under backward, or
   std::vector<GroupStep> groups_begun_;   // its groups

@@ -1,4 +1,4 @@
-// The part of StepCore that saves what it is, and becomes what was saved.
+// The part of StepCore that saves and loads its state.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -93,7 +93,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
   return groups;
 }
 
-/// Opens the folder that the save asks for; where it alone names one, nothing is kept or removed.
+/// Opens the save's folder; a folder that only the request names keeps all checkpoints.
 Result<void> StepCore::open_for(const SaveRequest& request) {
   const bool open = checkpoints_->is_open();
   if (!request.directory.empty()) {
@@ -126,7 +126,7 @@ Result<void> StepCore::expect_checkpoint(const SaveRequest& request) {
 Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
   ARTESIAN_TRY_VOID(check(StepCall::Save, "begin_checkpoint"));
   const bool expected = checkpoints_->expects(step_);
-  if (!expected && checkpoints_->expects_any()) {  // of a step that was abandoned
+  if (!expected && checkpoints_->expects_any()) {  // left by an abandoned step
     give_up_checkpoint(make_error(ErrorCode::Cancelled, "checkpoint: another step is saved"));
     static_cast<void>(checkpoints_->finish(checkpoints_->commit_seconds()).has_value());
   }
@@ -226,7 +226,7 @@ void StepCore::restore(const CheckpointLoad& load) {
   scaler_.restore(state.scaler);
   guard_.restore_skipped_in_a_row(state.skipped_in_a_row);
   last_link_.reset();
-  if (!all) return;  // what comes next descends from nothing
+  if (!all) return;  // the next checkpoint has no ancestor
   last_link_ = load.manifest().link;
   if (checkpoints_->is_open()) checkpoints_->go_on_from(*last_link_);
 }
@@ -238,7 +238,7 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
   ARTESIAN_TRY(folder, files().open_folder(request.directory));
   ARTESIAN_TRY(content, read_checkpoints(*folder));
   ARTESIAN_TRY(choice, choose_checkpoints(content, request.directory));
-  if (choice.tags.empty()) return load_one(request, progress);  // which says what is missing
+  if (choice.tags.empty()) return load_one(request, progress);  // it reports what is missing
   if (!choice.warning.empty()) say_other(choice.warning, choice.tags.front());
   LoadRequest one = request;
   for (std::size_t index = 0;; ++index) {

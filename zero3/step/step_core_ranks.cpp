@@ -65,7 +65,7 @@ Result<void> StepCore::agree() {
   return {};
 }
 
-/// What is not there yet with several ranks.
+/// Refuses what is not implemented with several ranks.
 Result<void> StepCore::check_ranks() const {
   if (options_.group == nullptr) return {};
   const auto unsupported = [&](const char* what) {

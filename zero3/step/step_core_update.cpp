@@ -57,7 +57,7 @@ Result<void> StepCore::go_on_updating(const Work& work) {
   ARTESIAN_CHECK(updating_.has_value());
   const StepFigures::Mark before = figures_->mark();
   ARTESIAN_TRY_VOID(work());
-  const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // of no step
+  const std::uint64_t copying_ns = checkpoints_->take_copy_ns();  // belongs to no step
   updating_->optimizer_s += figures_->hand_over(before, *updating_);
   updating_->optimizer_s -= static_cast<double>(copying_ns) * 1e-9;
   figures_->leave_out(copying_ns);
@@ -75,7 +75,7 @@ Result<void> StepCore::update_before_use(std::uint32_t unit) {
   return {};
 }
 
-/// As much as needs no waiting: so the disk never waits for the model, and the ring may be short.
+/// Updates only what needs no waiting: the disk never waits for the model, and the ring is short.
 void StepCore::update_between_operators() noexcept {
   if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
   const std::uint64_t begin = monotonic_ns();

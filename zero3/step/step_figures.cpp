@@ -126,12 +126,12 @@ Result<void> StepFigures::take_difference(StepResult& result) {
   return take_peaks(result);
 }
 
-/// The pools are taken whole at the start, so what they reserve is what they hold.
+/// The pools are allocated whole at the start, so reserved bytes are held bytes.
 Result<void> StepFigures::take_peaks(StepResult& result) const {
   ModelState& state = from_.state;
   const bool empty = state.placement().device_pool_bytes == 0;  // a pool has at least a page
   const std::uint64_t device = empty ? 0 : state.device_pool().statistics().bytes_reserved;
-  const bool separate = state.separate_device();  // what is there is not in this process's memory
+  const bool separate = state.separate_device();  // its memory is not this process's
   result.peak_gradients = state.placement().device_gradient_bytes;
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state.host_pool().statistics().bytes_reserved;

@@ -8,7 +8,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::size_t sub_groups_together_max = 16;  // of the largest: 4 Mi elements
+constexpr std::size_t sub_groups_together_max = 16;  // of the largest size: 4 Mi elements
 
 }  // namespace
 
@@ -242,7 +242,7 @@ void SubGroupStream::for_each_slice(const SubGroup& group, const Work& work) {
   });
 }
 
-/// Verifies what was read, runs the body, and makes the checksums of what will be written.
+/// Verifies read blocks, runs the body, and computes checksums of blocks to write.
 Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written) noexcept {
   GroupBlocks read(state_.store());
   list_read(group, read);
@@ -306,7 +306,7 @@ Result<void> SubGroupStream::work_together(std::size_t first,
                                            std::span<const Task> tasks) noexcept {
   constexpr std::uint64_t slice = GroupBlocks::slice;
   std::array<SubGroup, sub_groups_together_max> groups;
-  std::array<std::uint64_t, sub_groups_together_max + 1> begin{};  // of their slices; and the end
+  std::array<std::uint64_t, sub_groups_together_max + 1> begin{};  // first slice of each; the end
   ARTESIAN_CHECK(!tasks.empty() && tasks.size() <= groups.size(), first, tasks.size());
   for (std::size_t place = 0; place < tasks.size(); ++place) {
     const Task& task = tasks[place];

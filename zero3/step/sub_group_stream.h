@@ -102,8 +102,8 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
                      Body body) noexcept;
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                      SlicedBody body) noexcept;
-  /// Ends a pass that is done in turn where it is: waits for what it reads, and forgets it. Errors:
-  /// Io, Timeout.
+  /// Ends a pass early: waits for its reads and discards them; not for passes with work out of
+  /// turn. Errors: Io, Timeout.
   Result<void> abandon() noexcept;
   /// Runs `body` on the sub-groups that the pass had done when it was abandoned.
   Result<void> run_on_done(const SubGroupStreamOptions& options, SlicedBody body) noexcept;

@@ -63,7 +63,7 @@ std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& direc
   ARTESIAN_CHECK(directories.size() == io.size(), directories.size(), io.size());
   ARTESIAN_CHECK(directories.size() == profiles.size(), directories.size(), profiles.size());
   std::vector<tiering::PathDisk> disks;
-  std::vector<std::vector<std::string>> names;  // of what is below; profiles are of file systems
+  std::vector<std::vector<std::string>> names;  // disks below; profiles are of file systems
   for (std::size_t path = 0; path < profiles.size(); ++path) {
     const auto& [file, profile, fault] = profiles[path];
     if (!profile.has_value()) return {};

@@ -36,10 +36,10 @@ constexpr bool with_arena = true;
 std::atomic<std::uint64_t> bytes_now{0};
 std::atomic<std::uint64_t> bytes_peak{0};
 std::atomic<std::uint64_t> bytes_of_malloc{0};  // part of bytes_now
-std::atomic<std::uint64_t> bytes_lent{0};       // of the arena, not to LibTorch
+std::atomic<std::uint64_t> bytes_lent{0};       // lent from the arena, but not to LibTorch
 
-/// As many addresses as there is memory. Nothing where they are refused: malloc has all, as
-/// without.
+/// Reserves as many addresses as there is memory. Without an arena, if they are refused, malloc
+/// serves all tensors.
 pinned::Arena* make_arena() {
   const auto bytes = static_cast<std::uint64_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES))) *
                      static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -69,7 +69,7 @@ void count(std::uint64_t bytes) {
   }
 }
 
-/// Takes away what was counted before.
+/// Subtracts bytes that were counted before.
 void take_away(std::atomic<std::uint64_t>& counter, std::uint64_t bytes) {
   const std::uint64_t before = counter.fetch_sub(bytes);
   ARTESIAN_CHECK(before >= bytes, before, bytes);
@@ -106,7 +106,7 @@ class CountingAllocator final : public c10::Allocator {
         return piece.data();
       }
     }
-    void* const data = c10::alloc_cpu(bytes);  // throws where there is no memory
+    void* const data = c10::alloc_cpu(bytes);  // throws if memory is short
     if (data == nullptr) return nullptr;
     bytes_of_malloc.fetch_add(malloc_usable_size(data));
     count(malloc_usable_size(data));
@@ -154,11 +154,11 @@ MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
   static MemoryBesideTiers most;
   if (!at_start.tracked) return most;
   const ProcessMemory memory = process_memory();
-  // Of LibTorch's tensors, what is resident: what malloc has, and all that the arena holds.
+  // Resident bytes of LibTorch's tensors: malloc's, and all that the arena holds.
   const std::uint64_t small = bytes_of_malloc.load();
   const std::uint64_t held = arena() == nullptr ? 0 : arena()->statistics().bytes_held;
   most.activations = bytes_peak.load();
-  // Libraries come into memory page by page, as their code is first run.
+  // Libraries become resident page by page, as their code first runs.
   most.program = std::max(most.program, at_start.anonymous + memory.bytes_file);
   // MKL takes buffers to pack matrices into and touches a part of them: at most the rest that is
   // resident.

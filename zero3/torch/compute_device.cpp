@@ -57,7 +57,7 @@ bool multiplies_bf16() {
 ComputeDevice cpu() {
   ComputeDevice device{.native_bf16 = multiplies_bf16(),
                        .owned = std::make_unique<tiering::HostDevice>()};
-  device.backend = device.owned.get();  // of each engine, as they may run in threads of their own
+  device.backend = device.owned.get();  // each engine's own, for threads of their own
   return device;
 }
 
@@ -120,9 +120,9 @@ void choose_deterministic_kernels(Determinism determinism) {
         "and the backward of flash attention, may give other bits in each run");
   }
   context.setDeterministicAlgorithms(true, warn_only);
-  context.setDeterministicFillUninitializedMemory(false);  // nothing reads what was not written
+  context.setDeterministicFillUninitializedMemory(false);  // no uninitialised memory is read
   context.setBenchmarkCuDNN(false);
-  context.setSDPUseMemEfficient(!warn_only);  // else its backward adds in no fixed order
+  context.setSDPUseMemEfficient(!warn_only);  // else backward adds in no fixed order
   context.setSDPUseCuDNN(false);
 }
 

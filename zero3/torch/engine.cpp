@@ -75,7 +75,7 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_trainable(module.parameters()));
   ARTESIAN_TRY_VOID(check_lookups(module.stages()));
   layer_by_layer = keeps_order(module.stages());
-  if (options.group != nullptr && !layer_by_layer) {  // each stage's gradients come rank by rank
+  if (options.group != nullptr && !layer_by_layer) {  // gradients of a stage arrive rank by rank
     return make_error(ErrorCode::Unsupported,
                       fmt::format("not supported yet with {} ranks: a parameter that the graphs of "
                                   "two stages have; train with one process",
@@ -167,7 +167,7 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   return losses;
 }
 
-/// A pass that `stop` has ended: abandon_step() comes next.
+/// A pass that `stop` has ended: abandon_step() must follow.
 Error Engine::Impl::broken_off(Error error) {
   core->break_pass();
   return error;

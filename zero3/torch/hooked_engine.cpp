@@ -29,9 +29,9 @@ std::string of_rank(std::uint32_t rank) {
   return fmt::format("rank{}/{}", rank, of_cpu);
 }
 
-constexpr std::size_t broadcast_bytes = std::size_t{64} << 20;  // that go at a time
+constexpr std::size_t broadcast_bytes = std::size_t{64} << 20;  // bytes sent at a time
 
-/// Fills a contiguous tensor with what comes in pieces, rounded to its dtype.
+/// Fills a contiguous tensor from pieces, rounded to its dtype.
 std::function<Result<void>(std::span<const float>)> into(const at::Tensor& values) {
   return [flat = values.view(-1),
           first = std::int64_t{0}](std::span<const float> piece) mutable -> Result<void> {
@@ -283,7 +283,7 @@ Result<void> HookedEngine::add_generators_of_ranks(SaveRequest& request) {
   return {};
 }
 
-/// A rank that the checkpoint does not know goes on from rank 0's generator.
+/// A rank that the checkpoint does not know takes rank 0's generator.
 void HookedEngine::take_generator_of_rank(std::map<std::string, std::string>& random) const {
   if (group_ == nullptr || group_->rank() == 0) return;
   const auto own = random.find(of_rank(group_->rank()));
@@ -300,7 +300,7 @@ Result<void> HookedEngine::close() {
   if (getpid() != process_) return {};
   if (uses_ != nullptr) uses_->let_go();
   uses_.reset();     // uses that are alive do nothing any more,
-  tensors_.reset();  // and parameters are refused before their memory goes
+  tensors_.reset();  // parameters must be refused before their memory is released
   return core_->close();
 }
 

@@ -24,7 +24,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor, std::uint64_t bytes) {
 InputKeeper::InputKeeper(ModelState& state, c10::Device device)
     : state_(state), inputs_(state.placement().inputs), device_(device) {}
 
-/// A fence after all that the device was given to compute so far.
+/// A fence after all computing that was enqueued so far.
 Result<tiering::DeviceFence> InputKeeper::computed() {
   return state_.device().record(tiering::Queue::Compute);
 }
@@ -100,7 +100,7 @@ Result<void> InputKeeper::load(const Away& away, Coming& coming) {
   return {};
 }
 
-/// It will not be used; but its memory may be, only after what is written to it.
+/// Drops an input on its way; its memory is free once the copy to it has ended.
 Result<void> InputKeeper::drop_coming() {
   if (!coming_.has_value()) return {};
   if (coming_->loaded.has_value()) ARTESIAN_TRY_VOID(state_.device().finish(*coming_->loaded));

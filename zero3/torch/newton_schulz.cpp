@@ -16,7 +16,7 @@ namespace artesian::zero3 {
 namespace {
 
 constexpr int iterations = 5;
-constexpr int restart = 2;  // of Gram, where rounding would grow
+constexpr int restart = 2;  // for gram: restarts before rounding errors grow
 constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
 
 /// Tensors in the workspace, one behind the other.
@@ -81,7 +81,7 @@ void iterate_gram(at::Tensor& x, at::Tensor& other, std::array<at::Tensor, 4>& s
 Result<void> newton_schulz(const MatrixUpdate& update) noexcept {
   return from_torch([&]() -> Result<void> {
     const at::NoGradGuard no_grad;
-    const at::DisableRecordFunctionGuard unseen;  // by who updates between two operators
+    const at::DisableRecordFunctionGuard unseen;  // by the callback that updates between operators
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto rows = static_cast<std::int64_t>(update.rows);

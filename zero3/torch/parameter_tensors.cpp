@@ -34,7 +34,7 @@ class AdoptedStorages {
   }
 
  private:
-  /// Children do not inherit the pools, and would end by a signal where they read them.
+  /// Forked children do not inherit the pools, and would crash on reading them.
   AdoptedStorages() {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] { instance().refuse_in_child(); });
@@ -233,7 +233,7 @@ ParameterTensors::~ParameterTensors() {
   for (std::uint32_t parameter = 0; parameter < tensors_.size(); ++parameter) {
     c10::StorageImpl& storage = *storages_[parameter].unsafeGetStorageImpl();
     AdoptedStorages::instance().remove(&storage);
-    allow(storage, at::DataPtr(nullptr, device_));  // the guard's addresses go to somebody else
+    allow(storage, at::DataPtr(nullptr, device_));  // the guard's addresses are reused
     if (!released_tensors_throw()) continue;
     refuse(storage, "parameter \"" + names_[parameter] + "\" has no memory: its engine is gone");
   }

@@ -154,7 +154,7 @@ void ParameterWatch::place_gradients(const std::vector<bool>& added) {
     if (!gradient.defined()) {
       gradient = at::for_blob(nullptr, tensor.sizes())
                      .options(tensor.options())
-                     .target_device(tensor.device())  // else the driver is asked about the address
+                     .target_device(tensor.device())  // else the driver is asked
                      .make_tensor();
       refuse(*gradient.storage().unsafeGetStorageImpl(),
              fmt::format("the gradient of parameter \"{}\" is the engine's: clip by "

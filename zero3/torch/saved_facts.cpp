@@ -74,7 +74,7 @@ Result<void> restore_generators(const std::map<std::string, std::string>& states
   return restore(on_device->first, on_device->second, device);
 }
 
-/// Says once where a training goes on under other facts than it was saved under.
+/// Logs once which facts differ from those that the training was saved under.
 void note_other_facts(const std::map<std::string, std::string>& saved,
                       const std::map<std::string, std::string>& now) {
   std::string others;

@@ -47,7 +47,7 @@ class TorchGroup final : public comm::Group {
     std::vector<Transfer> transfers;
     std::uint32_t peer = 0;
     const auto in_flight = [&](auto bytes, const auto& start) {
-      // Gloo takes tensors; it writes to what is received and only reads what is sent.
+      // Gloo takes tensors; it writes only to received bytes.
       auto* const data = const_cast<std::byte*>(bytes.data());
       std::vector<at::Tensor> tensors{
           at::from_blob(data, {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
@@ -89,7 +89,7 @@ class TorchGroup final : public comm::Group {
                                   what.text(), first_line(why)));
   }
 
-  /// Every rank that waits says so; who does not is the one that is waited for.
+  /// Every waiting rank reports this; the rank that does not is the missing one.
   Error silent(std::uint32_t peer, const comm::What& what) const {
     std::string names;
     try {
@@ -100,7 +100,7 @@ class TorchGroup final : public comm::Group {
         if (store_->check({key(other)})) continue;
         names += (names.empty() ? "" : ", ") + std::to_string(other);
       }
-    } catch (const std::exception&) {  // who keeps the store may be the one that is gone
+    } catch (const std::exception&) {  // the rank that keeps the store may have ended
       names.clear();
     }
     if (names.empty()) names = std::to_string(peer);

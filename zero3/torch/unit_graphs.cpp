@@ -367,7 +367,7 @@ void UnitGraphs::PartSink::add(std::size_t position, std::int64_t first, const a
   TORCH_CHECK(known, "GradientSink::add: parameter ", position,
               " of this stage is not tiled; return its gradient");
   const std::uint64_t numel = graphs_.layout_.places[parameters[position]].numel;
-  const auto begin = static_cast<std::uint64_t>(first);  // of a negative one: past the end
+  const auto begin = static_cast<std::uint64_t>(first);  // negative: past the end
   const auto count = static_cast<std::uint64_t>(part.numel());
   TORCH_CHECK(begin <= numel && count <= numel - begin, "GradientSink::add: ", count,
               " elements from ", first, " on, of a parameter with ", numel);
@@ -439,7 +439,7 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
   return gradients;
 }
 
-/// A fence after all that the device was given to compute so far.
+/// A fence after all computing that was enqueued so far.
 Result<tiering::DeviceFence> UnitGraphs::written() {
   return state_.device().record(tiering::Queue::Compute);
 }

@@ -59,7 +59,7 @@ struct UnitUses::LookUp : torch::autograd::Function<LookUp> {
     context->saved_data["rows"] = weight.size(0);
     context->saved_data["padding"] = padding;
     context->save_for_backward({ids});
-    const at::AutoDispatchBelowADInplaceOrView no_views;  // so that it may be changed in place
+    const at::AutoDispatchBelowADInplaceOrView no_views;  // lets callers change it in place
     return at::embedding(weight, ids, padding).to(dtype);
   }
 
@@ -95,7 +95,7 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     context->saved_data[Table::key()] = c10::IValue::make_capsule(table);
     context->saved_data["bias"] = bias.defined();
     context->save_for_backward({input, weight});
-    const at::AutoDispatchBelowADInplaceOrView no_views;  // so that it may be changed in place
+    const at::AutoDispatchBelowADInplaceOrView no_views;  // lets callers change it in place
     std::vector<std::int64_t> shape = input.sizes().vec();
     shape.back() = weight.size(0);
     if (by_tiles(input, weight)) return times_transposed(rows_of(input), weight, bias).view(shape);
@@ -182,7 +182,7 @@ bool UnitUses::takes_by_itself(std::uint32_t parameter) const {
          !has_hooks(*accumulator);
 }
 
-/// Adds the gradients of rows, [..., width]; the sum over those of one row is made in fp32.
+/// Adds the gradients of rows, [..., width]; gradients of one row are summed in fp32.
 Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
                                 const at::Tensor& gradient, std::int64_t padding) {
   ARTESIAN_TRY_VOID(check_added(parameter, gradient));
@@ -221,7 +221,7 @@ Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& fact
   added_[parameter] = true;
   Gradients& gradients = core_.gradients();
   ARTESIAN_TRY_VOID(core_.remember(gradients.begin_parts(parameter)));
-  struct End {  // also if LibTorch throws
+  struct End {  // runs also if LibTorch throws
     ~End() { ended = gradients.end_parts(parameter); }
     Gradients& gradients;
     std::uint32_t parameter;

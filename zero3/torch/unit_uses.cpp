@@ -41,7 +41,7 @@ const AccumulateGrad* as_accumulator(const Node* node) {
   return dynamic_cast<const AccumulateGrad*>(node);
 }
 
-/// The node that computes the tensor, and that of the tensor it is a view of.
+/// Visits the node that computes the tensor, and that of the tensor it is a view of.
 template <typename Visit>
 void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
   if (!tensor.defined() || !tensor.requires_grad()) return;
@@ -62,7 +62,7 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
     use_->link->with_uses([&](UnitUses& uses) {
       const int task = current_task();
       if (uses.has_failed(task)) return;
-      const bool known = use_->inner.task == task;  // it is open, or done
+      const bool known = use_->inner.task == task;  // this task has opened the use before
       if (!known) uses.raise(uses.open(use_, task));
       // Beside a separate device the host's thread is free anyway.
       if (!uses.core_.state().separate_device()) uses.core_.update_between_operators();
@@ -86,7 +86,7 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
     variable_list rest = outputs;
     use_->link->with_uses([&](UnitUses& uses) {
-      if (uses.has_failed(current_task())) {  // nobody may take them for the next backward's
+      if (uses.has_failed(current_task())) {  // the next backward must not take these gradients
         for (const Taken& each : taken) rest[each.edge] = at::Tensor();
         return;
       }
@@ -94,7 +94,7 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
       for (const auto& [edge, parameter] : taken) {
         at::Tensor gradient;
         Node* const accumulator = node_.next_edge(edge).function.get();
-        // Hooks of the caller's may have come since the forward.
+        // The caller may have added hooks since the forward.
         if (accumulates_in_current_task(accumulator) && !has_hooks(*accumulator)) {
           gradient = std::exchange(rest[edge], at::Tensor());
         }
@@ -267,7 +267,7 @@ Result<void> UnitUses::begin_pass(Pass pass) {
 Result<void> UnitUses::open_forward() {
   const StepState state = core_.state_of_step();
   if (state == StepState::Backward) {
-    // What follows the step's last backward, and is no step, is part of it.
+    // A forward after the step's last backward joins that backward's micro-batch.
     if (core_.micro_batches() + 1 >= core_.config().accumulation_steps) return {};
     ARTESIAN_TRY_VOID(close_backward());
   } else if (state == StepState::Forward || state == StepState::AwaitsBackward ||
@@ -277,7 +277,7 @@ Result<void> UnitUses::open_forward() {
   return core_.begin_forward(1);
 }
 
-/// The state of the step is one that other calls may come to.
+/// Closes the pass, so that other calls are allowed.
 Result<void> UnitUses::close_forward_and_backward() {
   if (core_.state_of_step() == StepState::Forward) return core_.end_forward({});
   if (core_.state_of_step() == StepState::Backward) return close_backward();
@@ -336,7 +336,7 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   hand_over(frame, outputs);
   if (use != nullptr && current_task() != no_task) {
     ARTESIAN_TRY_VOID(release_ahead());
-    ARTESIAN_TRY_VOID(hold_all(use));  // made by a recomputation: its backward comes next
+    ARTESIAN_TRY_VOID(hold_all(use));  // made by a recomputation, whose backward follows
   }
   auto left = release_all(frame.stages);
   ARTESIAN_TRY_VOID(end_call());
@@ -446,7 +446,7 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   return known->second;
 }
 
-/// The first of these stages that has the parameter.
+/// Returns the first of these stages that has the parameter.
 std::optional<std::uint32_t> UnitUses::stage_of(std::uint32_t parameter,
                                                 std::span<const std::uint32_t> stages) const {
   const auto found = std::find_if(stages.begin(), stages.end(), [&](std::uint32_t stage) {
@@ -500,7 +500,7 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
   return {};
 }
 
-/// One of what the use waits for has come.
+/// One of the nodes that the use waits for has run.
 Result<void> UnitUses::strike(Use& use) {
   ARTESIAN_CHECK(use.inner.open && use.inner.left > 0, use.inner.left);
   if (--use.inner.left > 0) return {};
@@ -512,7 +512,7 @@ Result<void> UnitUses::close(Use& use) {
   use.inner.open = false;
   const bool added = !use.inner.sums.empty();
   for (Use::Sum& sum : use.inner.sums) {
-    const at::Tensor rest = std::exchange(sum.held, {}).gradient;  // of readers that never ran
+    const at::Tensor rest = std::exchange(sum.held, {}).gradient;  // for readers that never ran
     if (rest.defined()) ARTESIAN_TRY_VOID(add(sum.parameter, rest));
   }
   use.inner.sums.clear();
@@ -554,7 +554,7 @@ Result<void> UnitUses::end_task(int task) {
   return read_words();
 }
 
-/// After a failure: what is open is forgotten.
+/// After a failure: drops all open uses.
 Result<void> UnitUses::release_open() {
   held_.clear();
   // A node of theirs may still run on another thread: its hooks do nothing any more.
@@ -641,7 +641,7 @@ Result<void> UnitUses::leave_step() {
 /// Nothing has broken off.
 Result<void> UnitUses::check_whole() {
   ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
-  if (!tasks_.empty() && current_task() == no_task) {  // a backward that nobody has told us of
+  if (!tasks_.empty() && current_task() == no_task) {  // a backward that was not announced
     damaged_ = true;
     core_.break_pass();
     ARTESIAN_TRY_VOID(release_open());
@@ -662,7 +662,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
                       "step(): out of order: parameters are gathered by zero.GatheredParameters; "
                       "leave that first");
   }
-  if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss that nobody wanted
+  if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss without a backward
     ARTESIAN_TRY_VOID(core_.begin_backward({.last = false}));
     ARTESIAN_TRY_VOID(close_backward());
   }

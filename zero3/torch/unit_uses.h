@@ -271,7 +271,7 @@ class UnitUses {
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // uses that hold their stage
-  std::vector<Task> tasks_;                                      // of autograd, that have not ended
+  std::vector<Task> tasks_;                                      // running graph tasks of autograd
   int failed_through_ = -1;             // numbers of tasks that failed; they rise
   std::optional<double> loss_;          // loss of the announced backward
   std::optional<double> scaled_loss_;   // loss of a backward that the caller starts itself

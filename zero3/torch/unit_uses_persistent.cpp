@@ -29,7 +29,7 @@ void UnitUses::bind_for_long(std::uint32_t unit) {
   away_[unit] = false;
 }
 
-/// Persistent units await the step's update: nobody reads what was before.
+/// Persistent units await the step's update: their old values must not be read.
 void UnitUses::put_persistent_away() {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (!layout_.units[unit].persistent) continue;
@@ -39,12 +39,12 @@ void UnitUses::put_persistent_away() {
   }
 }
 
-/// Those that no call of the pass has come to.
+/// Binds the persistent units that no call of the pass has used.
 Result<void> UnitUses::bring_persistent_back() {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (!away_[unit]) continue;
     const AccessOrder::Access alone = {unit};
-    if (core_.state_of_step() == StepState::Forward) {  // else the update is complete
+    if (core_.state_of_step() == StepState::Forward) {  // otherwise the update is complete
       ARTESIAN_TRY_VOID(core_.remember(core_.enter(alone)));
       ARTESIAN_TRY_VOID(core_.remember(core_.leave(alone)));
     }

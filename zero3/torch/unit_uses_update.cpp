@@ -37,13 +37,13 @@ void UnitUses::complete_units(const Use& use) {
   }
 }
 
-/// True if what was made of a gradient of the unit's is added later.
+/// True if a gradient of the unit is held and will be added later.
 bool UnitUses::holds_any_of(std::uint32_t unit) const {
   return std::any_of(held_.begin(), held_.end(),
                      [&](const auto& held) { return layout_.places[held.first].unit == unit; });
 }
 
-/// Somebody uses a unit, or adds to its gradient, whose last use seemed to be over.
+/// A unit whose last use seemed to be over is used again, or gets another gradient.
 Result<void> UnitUses::reopen(std::uint32_t unit) {
   if (!core_.is_complete(unit)) return {};
   core_.reopen(unit);
