@@ -87,7 +87,7 @@ def with_own_folders(values: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     return result
 
 
-# Upper bounds in elements, which trainers reckon from the hidden size: 0.9 * 36 * 36.
+# Upper bounds in elements, which trainers compute from the hidden size: 0.9 * 36 * 36.
 BOUNDS = (
     "allgather_bucket_size",
     "reduce_bucket_size",

@@ -37,7 +37,7 @@ Finding examine_profile(const Result<tiering::MachineProfile>& profile, const st
 /// A folder among those over which a run is to divide its swap.
 struct StripedPath {
   std::string path;                // as typed
-  std::string folder;              // the same for two that are one; it need not exist
+  std::string folder;              // equal for two names of one folder; it need not exist
   std::vector<std::string> disks;  // names of the disks below the folder
 };
 StripedPath striped_path(const std::string& path);

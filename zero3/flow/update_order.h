@@ -145,7 +145,7 @@ class UpdateOrder {
   void update_next() noexcept;
   /// True if the unit is of ahead(), in a step whose update is not deferred yet.
   bool is_ahead(std::uint32_t unit) const noexcept { return is_ahead_[unit]; }
-  /// True if the unit is left to forward, and not updated: its slot is filled by that.
+  /// True if the unit awaits its update under forward, which also fills its slot.
   bool is_pending(std::uint32_t unit) const noexcept { return is_pending_[unit]; }
 
  private:

@@ -22,8 +22,8 @@ struct DeviceNeed {         // bytes
 /// it can become. Errors: Exhausted.
 Result<Draft> place_in_device(const PlacementRequest& request);
 
-/// The pool as large as it need be, once all homes are known: parameters that host memory keeps
-/// and compute reads there take no slots; what optimizer state leaves is for slots again.
+/// Sizes the pool once all homes are known: parameters that host memory keeps and compute reads
+/// there take no slots, and what optimizer state leaves is for slots again.
 Draft with_device_pool(const PlacementRequest& request, Draft draft);
 
 }  // namespace artesian::zero3

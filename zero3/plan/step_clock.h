@@ -360,7 +360,7 @@ class StepClock {
   Schedule schedule_;
   std::vector<Task> fetched_;       // one for each unit
   std::vector<Task> put_;           // by stage: its inputs are written to their tier
-  Task taken_ = Schedule::none;     // before the inputs that were taken last were waited for
+  Task taken_ = Schedule::none;     // what preceded the wait for the last inputs
   std::vector<Task> grad_written_;  // by unit: its spilled gradients are on the disk
   std::vector<Task> grad_items_;    // by ring item: gradients in it are written
   std::size_t grad_turn_ = 0;       // how many of these items were taken

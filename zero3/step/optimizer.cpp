@@ -577,8 +577,8 @@ void Optimizer::count_updates() noexcept {
   }
 }
 
-/// True if forward finds what the unit is refreshed with now: a slot that is not there yet, or is
-/// given up before that, would be read.
+/// True if forward will still find the slot that is refreshed now: a slot that is made later, or
+/// evicted before forward, would be read from its home.
 bool Optimizer::keeps(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;
   if (state_.placement().units[unit].aliased() || !options_.stays) return true;

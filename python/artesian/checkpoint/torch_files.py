@@ -103,7 +103,7 @@ class Tensor:
             yield self.flat(at, min(ELEMENTS_AT_ONCE, end - at))
 
     def number(self) -> int | float:
-        """Of a tensor of one element."""
+        """The value of a tensor with one element."""
         kinds = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4"}
         if self.numel != 1 or self.dtype not in kinds:
             raise Damaged("a tensor is there where a number is expected")

@@ -481,7 +481,7 @@ def load_state_dict_from_zero_checkpoint(
 def zero_wrapper_for_fp_tensor_constructor(
     fn: Callable[..., Any], target_fp_dtype: Any = None, **kwargs: Any
 ) -> Callable[..., Any]:
-    """Tensors are made as the model says, under zero.Init, too."""
+    """Returns the function: tensors have the model's dtypes, under zero.Init, too."""
     return fn
 
 
