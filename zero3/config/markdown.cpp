@@ -19,7 +19,8 @@ compares the two.
 
 - **Effect.** Each section has a table of the keys that take effect. Lists below it name keys that
   are not supported, with the values that are accepted all the same, and keys that are accepted
-  without effect, which one note lists. A feature that DeepSpeed 0.19.8 has removed is refused.
+  without effect, which a note lists with the reason. A feature that DeepSpeed 0.19.8 has removed
+  is refused.
 - **Mistakes.** An unknown key is an error that suggests the nearest name, and so is a key that is
   given twice or under two names. An error gives the key's path, the value and what is allowed.
 - **Syntax.** Comments (`//`, `/* */`, `#`), trailing commas, a byte order mark, non-breaking
@@ -107,7 +108,7 @@ bool only_adds_stage3(const ConfigKey& key) {
 /// What a key without a row is listed under.
 std::string list_of(const ConfigKey& key) {
   switch (key.effect) {
-    case KeyEffect::NoEffect: return "No effect (" + std::string(key.detail) + ")";
+    case KeyEffect::NoEffect: return "No effect";  // the note at run time says why
     case KeyEffect::NotSupported:
       if (key.detail.empty()) return "Not supported yet";
       return "Not supported yet, except " + choices_text(key.detail);
