@@ -9,6 +9,10 @@
 // those of a file that was written before as what they were. Names of one folder are lost from the
 // end, as every file system with a journal does it, but each folder by itself.
 //
+// Note [Several machines]: of a file system that several machines share, each has a cache of its
+// own: a sync makes durable what its own machine did, and a cut of power comes to each at another
+// place, and leaves another part of what that one had not synced.
+//
 // Thread: any; one operation at a time. One that never answers blocks its thread until `release`.
 #pragma once
 
@@ -17,6 +21,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,7 +49,17 @@ class CrashFiles final : public FileSystem {
   CrashFiles() : CrashFiles(first_disk()) {}
 
   /// The disk after a cut behind the first `count` operations of the log.
-  std::unique_ptr<CrashFiles> after_cut(std::size_t count, Cut cut, std::uint64_t seed) const;
+  std::unique_ptr<CrashFiles> after_cut(std::size_t count, Cut cut, std::uint64_t seed) const {
+    return after_cuts([&](std::uint32_t) { return MachineCut{count, cut}; }, seed);
+  }
+  /// Note [Several machines]: behind what each did among the first `count` operations of the log.
+  struct MachineCut {
+    std::size_t count = 0;
+    Cut cut = Cut::NothingUnsynced;
+  };
+  using CutOf = std::function<MachineCut(std::uint32_t machine)>;
+  std::unique_ptr<CrashFiles> after_cuts(const CutOf& cut_of, std::uint64_t seed) const;
+  std::uint32_t machine = 0;  // that does what comes next
   /// Operations so far that a cut may come behind.
   std::size_t logged() const { return log_.size(); }
   /// All of them in words, for messages and for checks of their order.
@@ -157,6 +172,7 @@ class CrashFiles final : public FileSystem {
     std::string to_name{};
     std::uint64_t other = 0;  // of an exchange: what was there
     FileStatus::Kind what = FileStatus::Kind::Regular;
+    std::uint32_t machine = 0;
     std::uint64_t offset = 0;  // of a write; of an allocation the new size
     std::vector<std::byte> bytes{};
   };
@@ -235,6 +251,7 @@ class CrashFiles final : public FileSystem {
   }
   void log(Operation operation) {
     apply(disk_, operation);
+    operation.machine = machine;
     log_.push_back(std::move(operation));
   }
   static void apply(Disk& disk, const Operation& operation);
@@ -242,7 +259,7 @@ class CrashFiles final : public FileSystem {
     if (node.bytes.size() < offset + count) node.bytes.resize(offset + count);
     std::memcpy(node.bytes.data() + offset, bytes, count);
   }
-  std::vector<bool> synced(std::size_t count) const;
+  std::vector<bool> synced(const CutOf& cut_of) const;
   static void forget_unreachable(Disk& disk);
 
   Disk base_;  // as it was before the log
@@ -520,19 +537,22 @@ inline void CrashFiles::apply(Disk& disk, const Operation& at) {
   }
 }
 
-/// By operation, whether a cut behind `count` of them leaves it for sure.
-inline std::vector<bool> CrashFiles::synced(std::size_t count) const {
-  std::vector<bool> result(count, false);
-  std::set<std::uint64_t> files;
-  std::set<std::uint64_t> folders;
-  for (std::size_t index = count; index-- > 0;) {
+/// By operation, whether the cuts leave it for sure.
+inline std::vector<bool> CrashFiles::synced(const CutOf& cut_of) const {
+  std::vector<bool> result(log_.size(), false);
+  std::set<std::pair<std::uint32_t, std::uint64_t>> files;  // by the machine that synced
+  std::set<std::pair<std::uint32_t, std::uint64_t>> folders;
+  for (std::size_t index = log_.size(); index-- > 0;) {
     const Operation& at = log_[index];
-    if (at.kind == Kind::Sync) files.insert(at.node);
-    if (at.kind == Kind::SyncFolder) folders.insert(at.node);
+    if (index >= cut_of(at.machine).count) continue;
+    if (at.kind == Kind::Sync) files.insert({at.machine, at.node});
+    if (at.kind == Kind::SyncFolder) folders.insert({at.machine, at.node});
     const bool of_bytes = at.kind == Kind::Allocate || at.kind == Kind::Write;
-    result[index] = of_bytes ? files.contains(at.node)
-                             : folders.contains(at.folder) &&
-                                   (at.to_folder == 0 || folders.contains(at.to_folder));
+    const auto folder = [&](std::uint64_t number) {
+      return folders.contains({at.machine, number});
+    };
+    result[index] = of_bytes ? files.contains({at.machine, at.node})
+                             : folder(at.folder) && (at.to_folder == 0 || folder(at.to_folder));
   }
   return result;
 }
@@ -552,9 +572,9 @@ inline void CrashFiles::forget_unreachable(Disk& disk) {
 }
 
 /// Note [What a cut leaves].
-inline std::unique_ptr<CrashFiles> CrashFiles::after_cut(std::size_t count, Cut cut,
-                                                         std::uint64_t seed) const {
-  const std::vector<bool> certain = synced(count);
+inline std::unique_ptr<CrashFiles> CrashFiles::after_cuts(const CutOf& cut_of,
+                                                          std::uint64_t seed) const {
+  const std::vector<bool> certain = synced(cut_of);
   Disk disk = copy_of(base_);
   for (const auto& [number, node] : disk_) {  // of nodes whose making is lost, the kind is not
     if (!disk.contains(number)) {
@@ -564,9 +584,12 @@ inline std::unique_ptr<CrashFiles> CrashFiles::after_cut(std::size_t count, Cut 
   }
   std::uint64_t drawn = 0;
   const auto heads = [&] { return (random_word(seed, 1, drawn++) & 1) != 0; };
-  std::set<std::uint64_t> ended;  // folders: names from here on are lost
-  for (std::size_t index = 0; index < count; ++index) {
+  // Folders, by machine: names from here on are lost.
+  std::set<std::pair<std::uint32_t, std::uint64_t>> ended;
+  for (std::size_t index = 0; index < log_.size(); ++index) {
     const Operation& at = log_[index];
+    const auto [count, cut] = cut_of(at.machine);
+    if (index >= count) continue;
     if (at.kind == Kind::Sync || at.kind == Kind::SyncFolder) continue;
     if (certain[index] || cut == Cut::AllInOrder) {
       apply(disk, at);
@@ -582,14 +605,15 @@ inline std::unique_ptr<CrashFiles> CrashFiles::after_cut(std::size_t count, Cut 
     } else if (at.kind == Kind::Allocate) {
       if (cut == Cut::Zeros || heads()) apply(disk, at);
     } else {
-      const bool lost = ended.contains(at.folder) || ended.contains(at.to_folder) ||
+      const bool lost = ended.contains({at.machine, at.folder}) ||
+                        ended.contains({at.machine, at.to_folder}) ||
                         (cut != Cut::Zeros && random_word(seed, 2, drawn++) % 4 == 0);
       if (!lost) {
         apply(disk, at);
         continue;
       }
-      ended.insert(at.folder);
-      if (at.to_folder != 0) ended.insert(at.to_folder);
+      ended.insert({at.machine, at.folder});
+      if (at.to_folder != 0) ended.insert({at.machine, at.to_folder});
     }
   }
   forget_unreachable(disk);

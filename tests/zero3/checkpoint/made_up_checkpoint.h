@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -110,6 +111,38 @@ class MadeUpTraining {
     if (saver.begun()) saver.commit(std::move(manifest), std::move(files));
     ARTESIAN_TRY(saved, saver.finish(Deadline::after_seconds(wait_seconds)));
     EXPECT_TRUE(saved.has_value());
+    return *saved;
+  }
+
+  /// The same by ranks, each with a saver of its own, in the order that Checkpoints has (its Note
+  /// [By several ranks]). `as` is told which rank does what comes next, `meet` where all meet.
+  Result<SavedCheckpoint> save_together(const std::vector<std::unique_ptr<CheckpointSaver>>& savers,
+                                        const std::string& tag, std::uint64_t step,
+                                        LentBuffers& buffers,
+                                        const std::function<void(std::uint32_t)>& as,
+                                        const std::function<void()>& meet) const {
+    CheckpointSaver& first = *savers.front();
+    as(0);
+    ARTESIAN_TRY_VOID(first.begin(tag, step));
+    meet();
+    const CheckpointToJoin begun = first.to_join();
+    CheckpointManifest manifest = manifest_of(step);
+    std::vector<SavedDataFile> durable;
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+      as(rank);
+      if (rank != 0) ARTESIAN_TRY_VOID(savers[rank]->join(begun, tag, step));
+      ARTESIAN_TRY_VOID(add_rank(*savers[rank], rank, step, buffers, manifest));
+      if (rank == 0) continue;
+      ARTESIAN_TRY(file, savers[rank]->make_durable(Deadline::after_seconds(wait_seconds)));
+      durable.push_back(std::move(file));
+    }
+    meet();
+    as(0);
+    for (SavedDataFile& file : durable) first.add_durable(std::move(file));
+    first.commit(std::move(manifest), {});
+    ARTESIAN_TRY(saved, first.finish(Deadline::after_seconds(wait_seconds)));
+    EXPECT_TRUE(saved.has_value());
+    meet();
     return *saved;
   }
 
