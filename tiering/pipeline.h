@@ -13,7 +13,7 @@
 //   };
 //
 // Beside it three classes read ahead, or write behind, for reasons of their own: docs/dev/design.md
-// (One pipeline).
+// (Moving bytes).
 //
 // Thread: the compute thread only.
 #pragma once
