@@ -115,8 +115,8 @@ std::size_t index_of(const std::vector<Member>& members, std::string_view key) {
   return static_cast<std::size_t>(found - members.begin());
 }
 
-/// An `aio` in zero_optimization, which DeepSpeed does not look at, moves to top level, or goes
-/// where one is there.
+/// Moves an `aio` in zero_optimization, where DeepSpeed ignores it, to top level, or removes it if
+/// there is one.
 Result<void> lift_section(OneForm& form, const std::string& path, bool keep) {
   Scanner scanner(form.text);
   const std::size_t open = scanner.first_value();

@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t program_least = std::uint64_t{64} << 20;
 constexpr std::uint64_t program_most = std::uint64_t{192} << 20;
 
-/// Budgets that are given and more than there is: pools are as large as what is used of them, so
-/// that this is no fault by itself.
+/// Warns if the configured budgets exceed the memory. That alone is no fault, since pools take
+/// memory only as they are used.
 void warn_of_budgets(const RunMemory& run, const PlanCase& plan, const PlanFigures& figures) {
   const std::uint64_t device = plan.gpu ? 0 : run.budgets.device;
   const double sum = static_cast<double>(device) + static_cast<double>(run.budgets.host);

@@ -103,7 +103,7 @@ struct GradientExchange::Copy {
   std::uint64_t count = 0;
 };
 
-/// Those of elements [first, first + count) of every share.
+/// Returns the copies for elements [first, first + count) of every share.
 std::vector<GradientExchange::Copy> GradientExchange::copies_of(
     const Unit& unit, std::span<const ParameterGradient> gradients, DType dtype,
     std::uint64_t first, std::uint64_t count) const {

@@ -550,7 +550,7 @@ void Optimizer::shadows(Shadows how) noexcept {
 }
 
 Result<void> Optimizer::restore() noexcept {
-  // The others whose gradients are final are being refreshed still.
+  // Other units with final gradients are still being refreshed.
   for (const std::uint32_t unit : order().updated()) residency_.begin_refresh(unit);
   const SubGroupStreamOptions options{.restore_param = true};
   ARTESIAN_TRY_VOID(stream_.run_on_done(
