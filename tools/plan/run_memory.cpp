@@ -52,6 +52,7 @@ Result<void> check_run_memory(const RunMemory& run) {
   plan.config = *run.config;
   plan.length = run.length;
   plan.gpu = index.has_value();
+  plan.ranks = run.ranks;
   plan.device_bytes = run.budgets.device;
   plan.host_bytes = run.budgets.host;
   plan.activation_bytes = run.budgets.activations;

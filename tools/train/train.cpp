@@ -466,7 +466,8 @@ Result<void> TrainRun::choose_budgets() {
                         .model = &model_config_,
                         .length = length_,
                         .device = options_.device,
-                        .budgets = budgets_});
+                        .budgets = budgets_,
+                        .ranks = ranks_.ranks()});
 }
 
 void TrainRun::take_budgets() {

@@ -47,6 +47,7 @@ struct RunMemory {
   std::uint64_t length = 0;  // tokens of a sample
   std::string device = "cpu";
   zero3::Budgets budgets;
+  std::uint64_t ranks = 1;  // of which this is one
 };
 
 /// Asked before anything is taken, as the kernel answers later by ending the process: errors end
