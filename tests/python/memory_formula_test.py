@@ -34,7 +34,7 @@ class Shape:
     vocab: int
     tied: bool = True
     dtype: str = "fp16"
-    grad_dtype: str = ""  # of accumulation; empty: dtype
+    grad_dtype: str = ""  # of accumulation; empty: dtype, as long as accumulation is below 8
     micro_batch: int = 1
     accumulation: int = 1
     length: int = 64
@@ -157,7 +157,8 @@ SHAPES = {
         ffn=1408, key_heads=2, device=128, host=128,
     ),
     "inputs in host memory and on nvme": Shape(
-        4, 512, 9000, accumulation=10, length=256, micro_batch=2, host=75, cpu_checkpointing=True
+        4, 512, 9000, accumulation=10, grad_dtype="fp16", length=256, micro_batch=2, host=75,
+        cpu_checkpointing=True,
     ),
     "computed in bf16": Shape(
         2, 1024, 1000, dtype="bf16", compute="bf16", length=16, device=96, host=128

@@ -120,7 +120,8 @@ def images(model):
 
 def test_bytes_are_the_closed_form(figures, tmp_path):
     artesian = ds_config(tmp_path, speculative_update=False, device_memory=SLOTS)["artesian"]
-    under_forward = {"artesian": artesian}
+    # As many bytes of gradients whatever micro-batches there are: they take spare host memory.
+    under_forward = {"artesian": artesian, "data_types": {"grad_accum_dtype": "bf16"}}
     for micro_batches in [1, 2, 4, 8]:
         plan = figures(config=under_forward | {"gradient_accumulation_steps": micro_batches})
         embedding, blocks, head = images(LLAMA)
@@ -150,6 +151,7 @@ def test_what_host_memory_keeps_is_not_in_the_closed_form(figures, tmp_path, mic
     config["zero_optimization"]["offload_param"] = {
         "device": "nvme", "nvme_path": str(tmp_path / "nvme"), "max_in_cpu": kept,
     }  # fmt: skip
+    config |= {"data_types": {"grad_accum_dtype": "bf16"}}
     plan = figures(config=config | {"gradient_accumulation_steps": micro_batches})
     embedding, blocks, head = images(LLAMA)
     memory, moved = plan["memory"], plan["bytes_per_step"]
@@ -286,6 +288,9 @@ def test_notes_of_the_config_are_notes_of_the_plan(figures):
     assert plan["planned"]["param_dtype"] == plan["planned"]["grad_accum_dtype"] == "bf16"
     wide = figures(config={"data_types": {"grad_accum_dtype": "fp32"}})
     assert wide["planned"]["grad_accum_dtype"] == "fp32"
+    many = figures(config={"gradient_accumulation_steps": 8})
+    assert many["planned"]["grad_accum_dtype"] == "fp32"
+    assert any(note.startswith("data_types.grad_accum_dtype: ") for note in many["notes"])
 
 
 def test_rates_say_where_they_come_from(figures):

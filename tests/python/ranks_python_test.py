@@ -27,7 +27,7 @@ ZOO = [
     {"model": "clip", "param": "cpu", "type": "Adagrad"},
     {"model": "llama", "freeze": "mlp", "param": "nvme", "optimizer": "nvme", "dtype": "bf16"},
     {"model": "lstm", "stage": 2, "optimizer": "nvme", "type": "RMSprop"},
-    {"model": "deberta", "dtype": "bf16", "type": "Lion"},
+    {"model": "deberta", "dtype": "bf16", "type": "Lion", "micro_batches": 8},
     {"model": "branches", "optimizer": "cpu"},
 ]
 THREE = [

@@ -88,6 +88,17 @@ def test_ranks_have_the_log_and_the_weights_of_one(
     assert list(place.nvme.iterdir()) == []
 
 
+def test_sums_of_many_are_in_fp32_whatever_ranks_they_are_of(place):  # noqa: F811
+    flags = {"seq_len": 16, "steps": 2, "order": "sequential", "log_jsonl": place.log}
+    one = place.run(config=with_stage(place, 2, "cpu", 8), **flags)
+    alone = place.steps()[-1]["digest"]
+    done = run_ranks(place, 2, config=with_stage(place, 2, "cpu", 4), **flags)
+    for each in (one, done):
+        assert each.returncode == 0, each.stderr
+        assert each.stderr.count("grad_accum_dtype: absent: fp32, as a step adds 8 grad") == 1
+    assert place.steps()[-1]["digest"] == alone
+
+
 def test_any_number_of_ranks_goes_on_with_the_bits_of_one(place):  # noqa: F811
     def config(accumulation):
         return with_stage(place, 3, "nvme", accumulation, params="nvme")

@@ -119,7 +119,7 @@ class PlanRun {
     }
     plan_.config = std::move(read->config);
     plan_.buckets = read->buckets;
-    grad_accum_dtype_given_ = read->grad_accum_dtype_given;
+    plan_.grad_accum_by_default = !read->grad_accum_dtype_given;
     for (const std::string& each : plan_.config.notes) note(each);
     plan_.model = &model_;
     plan_.parameters = &parameters_;
@@ -186,11 +186,9 @@ class PlanRun {
     zero3::Config bf16 = plan_.config;
     bf16.param_dtype = DType::BFloat16;
     ARTESIAN_TRY(narrow, run_compute_dtype(bf16, plan_.gpu));
-    plan_.bf16 =
-        ComputeInBf16{.compute_dtype = narrow,
-                      .grad_accum_dtype =
-                          grad_accum_dtype_given_ ? plan_.config.grad_accum_dtype : DType::BFloat16,
-                      .compute = {}};
+    plan_.bf16 = ComputeInBf16{.compute_dtype = narrow,
+                               .grad_accum_dtype = plan_.config.grad_accum_dtype,  // or by default
+                               .compute = {}};
     return {};
   }
 
@@ -274,7 +272,6 @@ class PlanRun {
   std::vector<zero3::ParameterSpec> parameters_;
   std::vector<zero3::StageSpec> stages_;
   PlanCase plan_;
-  bool grad_accum_dtype_given_ = false;
   PlanReport report_;
 };
 

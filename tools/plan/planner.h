@@ -63,6 +63,8 @@ struct PlanCase {
   const std::vector<zero3::ParameterSpec>* parameters = nullptr;
   const std::vector<zero3::StageSpec>* stages = nullptr;
   zero3::Config config;  // micro_batch_size and accumulation_steps are of one rank
+  /// The config names no type of accumulated gradients: a change of the others changes it.
+  bool grad_accum_by_default = false;
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
   bool gpu = false;  // false: the CPU of one rank

@@ -10,6 +10,7 @@
 #include "models/model_config.h"
 #include "tools/plan/planner.h"
 #include "tools/shell/print.h"
+#include "zero3/config/resolve.h"
 #include "zero3/plan/units_under_backward.h"
 
 namespace artesian::tools {
@@ -33,6 +34,13 @@ struct WrittenSize {
   }
   const std::uint64_t bytes;
 };
+
+/// As a run of the changed config would choose it.
+void choose_grad_accum_dtype(PlanCase& plan) {
+  if (!plan.grad_accum_by_default) return;
+  plan.config.grad_accum_dtype = zero3::default_grad_accum_dtype(
+      plan.config.param_dtype, plan.config.accumulation_steps, plan.ranks);
+}
 
 class Changes {
  public:
@@ -59,6 +67,7 @@ class Changes {
               const std::function<void(PlanCase&)>& apply) {
     PlanCase changed = plan_;
     apply(changed);
+    choose_grad_accum_dtype(changed);
     const auto figures = evaluate(changed);
     if (!figures.has_value()) return;
     const double gain = figures->tokens_per_s / now_.tokens_per_s - 1.0;
@@ -292,6 +301,7 @@ std::vector<Candidate> search(const PlanCase& plan) {
       tried.config.zero.offload_optimizer.device = strategy.optimizer;
       tried.config.micro_batch_size = size;
       tried.config.accumulation_steps = batch / size;
+      choose_grad_accum_dtype(tried);
       auto found_here = best_checkpointing(std::move(tried), strategy.name);
       if (!found_here.has_value()) continue;
       const double rate = found_here->figures.tokens_per_s;

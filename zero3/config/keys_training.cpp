@@ -134,7 +134,8 @@ constexpr ConfigKey training_rows[] = {
      .fallback = "null",
      .choices = "fp32|fp16|bf16|float32|float16|bfloat16",
      .nullable = true,
-     .text = "type of accumulated gradients: fp32 or the parameters' type, which is the default"},
+     .text = "type of accumulated gradients: fp32 or the parameters' type; absent: fp32 where "
+             "accumulation x ranks is at least 8, else the parameters'"},
 
     {.path = "optimizer",
      .type = Section,

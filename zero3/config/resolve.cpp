@@ -59,10 +59,7 @@ class Resolver {
     }
     if (settings_.boolean("fp16.enabled")) config_.param_dtype = DType::Float16;
     if (settings_.boolean("bf16.enabled")) config_.param_dtype = DType::BFloat16;
-    config_.grad_accum_dtype = config_.param_dtype;
-    if (settings_.given("data_types.grad_accum_dtype")) {
-      config_.grad_accum_dtype = dtype_of(settings_.text("data_types.grad_accum_dtype"));
-    }
+    accumulation();
     config_.loss_scale.loss_scale = settings_.real("fp16.loss_scale");
     config_.loss_scale.initial_scale_power =
         static_cast<std::uint32_t>(settings_.integer("fp16.initial_scale_power"));
@@ -73,6 +70,22 @@ class Resolver {
     config_.loss_scale.min_loss_scale = settings_.real("fp16.min_loss_scale");
     config_.check_grad_overflow =
         config_.param_dtype != DType::BFloat16 || settings_.boolean("bf16.check_grad_overflow");
+  }
+
+  void accumulation() {
+    constexpr const char* path = "data_types.grad_accum_dtype";
+    if (settings_.given(path)) {
+      config_.grad_accum_dtype = dtype_of(settings_.text(path));
+      return;
+    }
+    const std::uint64_t ranks = arguments_.world_size;
+    config_.grad_accum_dtype =
+        default_grad_accum_dtype(config_.param_dtype, config_.accumulation_steps, ranks);
+    if (config_.grad_accum_dtype == config_.param_dtype) return;
+    note(fmt::format(
+        "{}: absent: fp32, as a step adds {} gradients; \"{}\" halves their bytes and "
+        "rounds each sum",
+        settings_.name(path), config_.accumulation_steps * ranks, dtype_name(config_.param_dtype)));
   }
 
   static DType dtype_of(const std::string& name) {
@@ -467,6 +480,13 @@ class Resolver {
 };
 
 }  // namespace
+
+DType default_grad_accum_dtype(DType param_dtype, std::uint64_t micro_batches,
+                               std::uint64_t ranks) noexcept {
+  constexpr std::uint64_t terms_min = 8;
+  const bool many = std::min(micro_batches, terms_min) * std::min(ranks, terms_min) >= terms_min;
+  return many ? DType::Float32 : param_dtype;
+}
 
 Config resolve_config(const Settings& settings, const ConfigArguments& arguments, Faults& faults) {
   check_rules(settings, faults);

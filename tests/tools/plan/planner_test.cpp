@@ -475,6 +475,30 @@ TEST_F(Planner, OffersBf16AsItWouldCompute) {
   EXPECT_LT(find(wide, "bf16.enabled")->tokens_per_s, found->tokens_per_s);
 }
 
+TEST_F(Planner, WhatIsChangedHasTheSumsThatItsRunWouldHave) {
+  PlanCase now = on_nvme();
+  now.config.accumulation_steps = 4;
+  const auto more = [&](DType sums) {
+    PlanCase changed = now;
+    changed.config.accumulation_steps = 16;
+    changed.config.grad_accum_dtype = sums;
+    return figures_of(changed).tokens_per_s;
+  };
+  const auto offered = [&] {
+    return find(find_changes(now, figures_of(now)),
+                "gradient_accumulation_steps (and train_batch_size)")
+        ->tokens_per_s;
+  };
+  EXPECT_NE(more(DType::BFloat16), more(DType::Float32));
+  EXPECT_EQ(offered(), more(DType::BFloat16));  // the config names it
+  now.grad_accum_by_default = true;
+  EXPECT_EQ(offered(), more(DType::Float32));
+  for (const Candidate& candidate : search(now)) {
+    const bool many = candidate.config.accumulation_steps >= 8;
+    EXPECT_EQ(candidate.config.grad_accum_dtype, many ? DType::Float32 : DType::BFloat16);
+  }
+}
+
 TEST_F(Planner, WhatIsRunHasTheBudgetsThatWerePlanned) {
   PlanCase tried = of_a_gpu(plan(Offload::Cpu, Offload::Cpu), 2 * gib);
   tried.compute_dtype = DType::BFloat16;

@@ -388,6 +388,35 @@ TEST(ConfigValues, Precision) {
             128.0);
 }
 
+TEST(ConfigValues, SumsOfManyGradientsAreInFp32) {
+  const auto type = [](const char* text, std::uint64_t micro_batches, std::uint64_t ranks) {
+    ConfigArguments arguments;
+    arguments.accumulation_steps = micro_batches;
+    arguments.world_size = ranks;
+    return parse(text, arguments).grad_accum_dtype;
+  };
+  constexpr const char* bf16 = R"({"bf16": {"enabled": true}})";
+  using Terms = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  for (const auto& [micro_batches, ranks] : Terms{{7, 1}, {3, 2}, {2, 3}, {1, 7}}) {
+    EXPECT_EQ(type(bf16, micro_batches, ranks), DType::BFloat16) << micro_batches << " " << ranks;
+  }
+  for (const auto& [micro_batches, ranks] : Terms{{8, 1}, {4, 2}, {3, 3}, {1, 8}}) {
+    EXPECT_EQ(type(bf16, micro_batches, ranks), DType::Float32) << micro_batches << " " << ranks;
+  }
+  EXPECT_EQ(type(R"({"fp16": {"enabled": true}})", 8, 1), DType::Float32);
+  constexpr const char* named =
+      R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"}})";
+  EXPECT_EQ(type(named, 16, 4), DType::BFloat16);
+  ConfigArguments arguments;
+  arguments.accumulation_steps = 4;
+  arguments.world_size = 2;
+  const auto notes = parse(bf16, arguments).notes;
+  EXPECT_EQ(std::count(notes.begin(), notes.end(),
+                       "data_types.grad_accum_dtype: absent: fp32, as a step adds 8 gradients; "
+                       "\"bf16\" halves their bytes and rounds each sum"),
+            1);
+}
+
 TEST(ConfigValues, OffloadByOldNames) {
   const Config config =
       parse(R"({"zero_optimization": {"stage": 3, "cpu_offload": true, "cpu_offload_param": true,
