@@ -59,6 +59,14 @@ class Members(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @property
+    def planned_memory(self) -> dict[str, int]:
+        """Bytes of this process that the engine has reserved on the device ("device"; on a CPU the
+        part of memory that stands for it), in host memory ("host") and on disks ("nvme"): all of
+        its state and buffers, but not activations, nor gradients that PyTorch still holds."""
+        planned: dict[str, int] = self._core.planned_memory
+        return planned
+
     def _leave_trainer(self) -> None:
         """A Trainer that begins to train has accelerate close the engine of its last training or
         evaluation, and would call that engine again. From here on it wraps its model anew. Source:

@@ -261,6 +261,14 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
                                                zero3::PrefetchLimits::of(core.config().zero)))
                  .nvme_read;
            })
+      .def_property_readonly("planned_memory",
+                             [](HookedEngine& engine) {
+                               const zero3::Placement& plan = engine.core().placement();
+                               return std::map<std::string, std::uint64_t>{
+                                   {"device", plan.device_pool_bytes},
+                                   {"host", plan.host_pool_bytes},
+                                   {"nvme", plan.nvme_param_bytes + plan.nvme_optimizer_bytes}};
+                             })
       .def("moments", &moment_names)
       .def_property_readonly("bytes_nvme_read",
                              [](HookedEngine& engine) { return engine.core().bytes_nvme_read(); })
