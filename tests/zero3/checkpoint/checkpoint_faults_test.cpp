@@ -298,6 +298,57 @@ TEST_F(CheckpointFaults, AnotherOneUnderTheTagOfOneThatGoesStays) {
   EXPECT_EQ((*reader)->manifest().state.step, 7u);
 }
 
+/// On a file system that cannot exchange two names the former one steps aside for a moment. It has
+/// its tag again, or the new one has it, whichever operation fails, and before anybody recovers.
+TEST_F(CheckpointFaults, TheNthOperationOfATagThatIsSavedAgainFailing) {
+  std::uint64_t failed = 0;
+  for (std::uint64_t operation = 0;; ++operation) {
+    CrashFiles files;
+    files.refuses_exchange = true;
+    auto saver = CheckpointSaver::open(files, options_on(files, 2));
+    ASSERT_TRUE(saver.has_value());
+    LentBuffers buffers;
+    ASSERT_TRUE(training().save(**saver, "a", 2, buffers).has_value());
+    const std::uint64_t before = files.operations();
+    files.plan(operation, CrashFiles::Fault::Fails);
+    const auto saved = training().save(**saver, "a", 3, buffers);
+    const bool met = files.operations() - before > operation;
+    files.forget_plan();
+    failed += saved.has_value() ? 0 : 1;
+    expect_loads(files, saved.has_value());
+    if (HasFailure()) FAIL() << "operation " << operation;
+    if (!met) break;
+  }
+  EXPECT_GT(failed, 20u);
+}
+
+/// A kill between two renames has left the former one under another name, and nothing under its
+/// tag. If it is whole it comes back; a damaged one is all that is left, and stays for its owner.
+TEST_F(CheckpointFaults, WhatIsLeftOfTheOnlyCheckpointIsNeverRemoved) {
+  for (const bool damaged : {false, true}) {
+    CrashFiles files;
+    LentBuffers buffers;
+    {
+      auto saver = CheckpointSaver::open(files, options_on(files, 2));
+      ASSERT_TRUE(saver.has_value());
+      ASSERT_TRUE(training().save(**saver, "a", 2, buffers).has_value());
+    }
+    const std::string old = DotName{DotName::Kind::Replaced, "a", 7}.name();
+    const auto folder = files.open_folder("/disk/checkpoints");
+    ASSERT_TRUE((*folder)->rename("a", **folder, old, Existing::Refuse).has_value());
+    if (damaged) {
+      const auto inner = (*folder)->open_folder(old);
+      const auto manifest = (*inner)->open("manifest.json", {});
+      ASSERT_TRUE((*manifest)->write_at("x", 1, 20).has_value());
+    }
+    ASSERT_TRUE(CheckpointSaver::open(files, options_on(files, 2)).has_value());
+    EXPECT_EQ(files.exists("/disk/checkpoints/a"), !damaged);
+    EXPECT_EQ(files.exists("/disk/checkpoints/" + old), damaged);
+    EXPECT_EQ(files.exists("/disk/checkpoints/" + old + "/rank0.safetensors"), damaged);
+    if (!damaged) expect_loads(files, false);
+  }
+}
+
 TEST_F(CheckpointFaults, ACopyByASecondNameIsNeverWrittenOver) {
   CrashFiles files;
   auto saver = CheckpointSaver::open(files, options_on(files, 1));

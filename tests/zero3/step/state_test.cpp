@@ -110,12 +110,14 @@ TEST(ModelStatePools, TheHostTierLiesWhereItIsToldTo) {
   EXPECT_TRUE(state->close().has_value());
 }
 
-/// Every write is answered with EIO.
+/// Every write is answered with EIO, once it `fails`.
 class FailingWrites final : public aio::FaultSeam {
  public:
   std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {
-    return block.request().operation == aio::Operation::Write ? -EIO : result;
+    return fails && block.request().operation == aio::Operation::Write ? -EIO : result;
   }
+
+  bool fails = true;
 };
 
 TEST(ModelStateFaults, ADiskThatFailsAtTheStartIsAnErrorAndLeavesNothing) {
@@ -129,6 +131,26 @@ TEST(ModelStateFaults, ADiskThatFailsAtTheStartIsAnErrorAndLeavesNothing) {
   EXPECT_EQ(created.error().code, ErrorCode::Io);
   EXPECT_EQ(created.error().system_error, EIO);
   EXPECT_TRUE(files.list("/disk").value().empty());
+}
+
+TEST(ModelStateFaults, AWriteThatFailsBehindTheLastCallIsToldByClose) {
+  MemoryFiles files(std::uint64_t{1} << 30);
+  FailingWrites faults;
+  faults.fails = false;
+  MemoryEngine engine({.block_size = 64 << 10}, &faults);
+  SerialExecutor executor;
+  ModelStateOptions options = state_options(place(small_model(), {}, "/disk"), "/disk");
+  auto state = ModelState::create(std::move(options), engine, files, executor).value();
+  SubGroupStream stream(*state);
+  const auto nothing = [](const SubGroup&) -> Result<void> { return {}; };
+  ASSERT_TRUE(stream.run(all_units(*state), {.write_state = true}, nothing).has_value());
+  ASSERT_TRUE(state->ring().finish().has_value());
+  faults.fails = true;
+  ASSERT_TRUE(stream.run_some(0, {0}, {.write_state = true}, nothing).has_value());
+  const auto closed = state->close();
+  ASSERT_FALSE(closed.has_value());
+  EXPECT_EQ(closed.error().code, ErrorCode::Io);
+  EXPECT_EQ(closed.error().system_error, EIO);
 }
 
 TEST(ModelStateFaults, ADiskThatHangsAtTheStartIsATimeout) {

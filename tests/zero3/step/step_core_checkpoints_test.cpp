@@ -276,6 +276,39 @@ TEST_F(StepCoreCheckpoints, WeightsAloneStartANewTraining) {
   }
 }
 
+TEST_F(StepCoreCheckpoints, SkippedStepsInARowAreCountedAcrossARestart) {
+  const auto few = [](Config& config) { config.artesian.skipped_steps_max = 3; };
+  Driver first({}, make_small_model(24, 16, 3), few);
+  first.fill();
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    EXPECT_FALSE(first.step(step, infinity).end.has_value());
+  }
+  ASSERT_EQ(error_of(first.core->save_checkpoint(request("a"))), "");
+  Driver second({}, make_small_model(24, 16, 3), few);
+  load(second, "a");
+  EXPECT_TRUE(second.step(2, infinity).end.has_value()) << "the third in a row";
+}
+
+/// Also where the folder is opened anew between them, as a caller does that asks for other rules.
+TEST_F(StepCoreCheckpoints, EachOneDescendsFromTheOneBefore) {
+  Driver driver({});
+  driver.fill();
+  const CheckpointPlace place{.directory = folder(), .keep = 0, .reserve = false};
+  std::vector<CheckpointLink> links;
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    driver.step(step);
+    ASSERT_EQ(error_of(driver.core->open_checkpoints(place)), "");
+    const auto saved = driver.core->save_checkpoint(request());
+    ASSERT_EQ(error_of(saved), "");
+    links.push_back(saved->link);
+  }
+  for (std::size_t index = 1; index < links.size(); ++index) {
+    EXPECT_EQ(links[index].parent, links[index - 1].id);
+    EXPECT_EQ(links[index].lineage, links[0].lineage);
+    EXPECT_EQ(links[index].serial, index + 1);
+  }
+}
+
 TEST_F(StepCoreCheckpoints, WhatTheModelDoesNotShareIsSaidAndComesFromElsewhere) {
   Driver small({}, make_small_model(24, 16, 2));
   small.fill();
@@ -336,6 +369,16 @@ TEST_F(StepCoreCheckpoints, WhatIsNotThereStaysInATrainingThatHasWeights) {
     large.step(1);
     EXPECT_NE(large.read(norm), part_before);
     ASSERT_EQ(error_of(small.core->close()), "");  // the folder is free
+    // Saved and loaded, each parameter goes on with its own count.
+    ASSERT_EQ(error_of(large.core->save_checkpoint(request(tag + "again"))), "");
+    Driver again(run, model);
+    load(again, tag + "again");
+    EXPECT_EQ(again.core->update_count(0), 2u);
+    EXPECT_EQ(again.core->update_count(norm), 3u);
+    large.step(2);
+    again.step(2);
+    EXPECT_EQ(again.digest(), large.digest());
+    ASSERT_EQ(error_of(large.core->close()), "");
   }
 }
 

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 
 #include "tests/zero3/step_core_driver.h"
 
@@ -70,6 +71,22 @@ TEST(StepCore, AStepThatIsAbandonedLeavesNoTrace) {
     EXPECT_EQ(tried.digest(), plain.digest())
         << dtype_name(run.dtype) << " " << run.clipping << " " << run.speculative;
   }
+}
+
+TEST(StepCore, ABadLossOfAStepThatIsAbandonedIsForgotten) {
+  Driver plain({});
+  plain.fill();
+  plain.step(0);
+  Driver tried({});
+  tried.fill();
+  ASSERT_EQ(error_of(tried.core->begin_forward(1)), "");
+  tried.enter_forward(tried.stages().size());
+  const double bad[] = {std::numeric_limits<double>::quiet_NaN()};
+  ASSERT_EQ(error_of(tried.core->end_forward(bad)), "");
+  tried.backward(50);
+  ASSERT_EQ(error_of(tried.core->abandon_step()), "");
+  EXPECT_FALSE(tried.step(0).overflow);
+  EXPECT_EQ(tried.digest(), plain.digest());
 }
 
 TEST(StepCore, AnUpdateThatBeganForGoodCannotBeAbandoned) {

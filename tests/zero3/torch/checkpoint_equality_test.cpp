@@ -9,6 +9,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/zero3/torch/equality.h"
 #include "zero3/torch/adapted_module.h"
+#include "zero3/torch/saved_facts.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -183,6 +184,27 @@ TEST_F(CheckpointEquality, WhatTheGeneratorDrawsGoesOn) {
   EXPECT_TRUE(at::equal(at::rand({8}), expected));
   EXPECT_EQ(loaded->client.at("mine"), "abc");
   EXPECT_EQ(loaded->manifest.machine.at("threads"), "1");
+
+  at::manual_seed(9);  // weights alone begin another training, whose draws are the caller's
+  const at::Tensor own = at::rand({8});
+  at::manual_seed(9);
+  const auto weights_alone =
+      engine->load_checkpoint({.directory = folder(), .optimizer_states = false});
+  ASSERT_TRUE(weights_alone.has_value()) << weights_alone.error().to_string();
+  EXPECT_TRUE(at::equal(at::rand({8}), own));
+}
+
+TEST(BufferToSave, ComesBackAndIsRefusedWhereItsBytesAreNotItsValuesInOrder) {
+  const at::Tensor buffer = at::rand({3, 4});
+  const auto saved = buffer_to_save("mean", buffer);
+  ASSERT_TRUE(saved.has_value()) << saved.error().to_string();
+  const std::string bytes(reinterpret_cast<const char*>(saved->bytes.data()), saved->bytes.size());
+  const auto back = tensor_of({saved->buffer, bytes});
+  ASSERT_TRUE(back.has_value()) << back.error().to_string();
+  EXPECT_TRUE(at::equal(*back, buffer));
+  const auto turned = buffer_to_save("mean", buffer.t());
+  ASSERT_FALSE(turned.has_value());
+  EXPECT_NE(turned.error().message.find("buffer \"mean\": got "), std::string::npos);
 }
 
 }  // namespace

@@ -91,5 +91,17 @@ TEST(EngineOnAStalledDisk, EndsWithATimeoutAndWithoutAbort) {
   EXPECT_LT(seconds.count(), 30.0);  // one deadline; a hang is what this catches
 }
 
+TEST(Budgets, OfSeveralEnginesAreSharesOfOneMachinesMemory) {
+  Config config;
+  const Budgets alone = choose_budgets(config, "cpu", {}, 1).value();
+  const Budgets of_four = choose_budgets(config, "cpu", {}, 4).value();
+  // Others take memory and give it back meanwhile, but not the half of it.
+  EXPECT_LT(of_four.host, alone.host / 2);
+  EXPECT_LT(of_four.device, alone.device / 2);
+  EXPECT_LT(of_four.activations, alone.activations / 2);
+  config.artesian.host_memory = 1 << 20;
+  EXPECT_EQ(choose_budgets(config, "cpu", {}, 4).value().host, 1u << 20);
+}
+
 }  // namespace
 }  // namespace artesian::zero3
