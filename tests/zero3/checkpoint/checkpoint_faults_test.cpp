@@ -105,6 +105,9 @@ TEST_F(CheckpointFaults, TheFolderIsProbedInTheRoomThatWasTaken) {
     ASSERT_TRUE(saver.has_value()) << saver.error().to_string();
     EXPECT_GT((*saver)->write_rate(), 0.0);
     ASSERT_TRUE((*saver)->close().has_value());
+    for (const std::string& path : files.paths()) {
+      EXPECT_FALSE(path.starts_with("/disk/checkpoints/.spare")) << "its room is given back";
+    }
   }
   const std::uint64_t operations = files.operations();
   std::uint64_t refused = 0;

@@ -191,6 +191,13 @@ TEST(CheckpointReader, NamesDecideWhatGoesWhere) {
   EXPECT_EQ(loose->unexpected, std::vector<std::string>{training.parameters().back().name});
   EXPECT_FALSE(loose->saved.back().has_value());
 
+  std::vector<ParameterSpec> fewer = training.parameters();
+  fewer.pop_back();
+  const auto too_many = match_names(fewer, *reader, Strict::Yes);
+  ASSERT_FALSE(too_many.has_value());
+  EXPECT_NE(too_many.error().message.find("1 parameters of it are not the model's"),
+            std::string::npos);
+
   std::vector<ParameterSpec> other_shape = training.parameters();
   other_shape[1].shape = {1, other_shape[1].shape[0]};
   EXPECT_FALSE(match_names(other_shape, *reader, Strict::No).has_value());
