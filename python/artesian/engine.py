@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +332,7 @@ class Engine(Members):
         """At the end of an accumulation, the optimizer's step and the scheduler's; else nothing."""
         if self.evaluates:
             raise refuse_training("step()")
+        self.refuse_within_no_sync()
         self._stepped = self.is_gradient_accumulation_boundary()
         if self._stepped:
             self.optimizer.step()
@@ -380,10 +380,6 @@ class Engine(Members):
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         self._boundary = is_boundary
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
 
     def get_global_grad_norm(self) -> float | None:
         """Of the last step, before clipping."""

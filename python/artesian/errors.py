@@ -41,6 +41,10 @@ class MissingError(InvalidError, AssertionError):
     """Something is not given. Under DeepSpeed's name, which asserts that it is."""
 
 
+class AssertedError(InvalidError, AssertionError):
+    """Something does not hold that DeepSpeed asserts."""
+
+
 class ExhaustedError(Error):
     """A budget or a limit is used up."""
 

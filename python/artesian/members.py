@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from artesian.config import ConfigFacts
-from artesian.errors import InvalidError, UnsupportedError
+from artesian.errors import AssertedError, InvalidError, UnsupportedError
 from artesian.units import find_blocks
 
 if TYPE_CHECKING:
@@ -66,6 +66,35 @@ class Members(nn.Module):
         its state and buffers, but not activations, nor gradients that PyTorch still holds."""
         planned: dict[str, int] = self._core.planned_memory
         return planned
+
+    _within_no_sync = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: gradients are exchanged when a step's micro-batches are done. Under
+        DeepSpeed's name it is refused where DeepSpeed refuses it."""
+        if self.manner.name != "DEEPSPEED":
+            yield
+            return
+        stage = self.zero_optimization_stage()
+        if stage >= 2:
+            raise AssertedError(
+                "no_sync context manager is incompatible with gradient partitioning logic of ZeRO "
+                f"stage {stage}; leave it out: gradients accumulate without it"
+            )
+        if self._within_no_sync:
+            raise AssertedError("no_sync context manager reentry is unsupported")
+        self._within_no_sync = True
+        try:
+            yield
+        finally:
+            self._within_no_sync = False
+
+    def refuse_within_no_sync(self) -> None:
+        if self._within_no_sync:
+            raise AssertedError(
+                "It is illegal to call Engine.step() inside no_sync context manager; call it after"
+            )
 
     def _leave_trainer(self) -> None:
         """A Trainer that begins to train has accelerate close the engine of its last training or

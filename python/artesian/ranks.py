@@ -47,6 +47,11 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def launched() -> int:
+    """How many processes the launcher has started."""
+    return int(_C.this_launch()[1])
+
+
 def join(timeout: Any = None) -> None:
     """Makes the process group that the launcher's environment asks for, unless there is one. With
     one process there is none."""

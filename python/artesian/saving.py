@@ -111,6 +111,8 @@ def save(
     becomes_latest: bool,
 ) -> str:
     """Returns the checkpoint's tag once it is durable."""
+    if save_dir is None or not os.fspath(save_dir):
+        raise InvalidError(f"save_checkpoint: save_dir: got {save_dir!r}, allowed a folder")
     folder = os.fspath(save_dir)
     scheduler = engine.lr_scheduler
     ours = {

@@ -1,6 +1,7 @@
 """Proves that the plugin which runs DeepSpeed's own tests counts what they show: tests of one
-process run in pytest's own, each as in a new one; tests of several are skipped; those that meet
-what is refused, or ask about what only DeepSpeed's classes have, are told apart from failures."""
+process run in pytest's own, each as in a new one, and tests of several in processes of theirs, in
+which models of the CPU may be wrapped for a device; those that meet what is refused, or ask about
+what only DeepSpeed's classes have, are told apart from failures."""
 
 import hf
 
@@ -14,9 +15,9 @@ class DistributedTest:
         self.test = getattr(self, request.function.__name__)
         self._launch_with_file_store(request, self.world_size)
     def _launch_with_file_store(self, request, world_size):
-        raise AssertionError("several processes were started")
+        raise AssertionError("DeepSpeed's launcher was called")
     def _dist_run(self, local_rank, num_procs, master_port, init_method):
-        dist.init_distributed()
+        dist.init_distributed(init_method=init_method, rank=local_rank, world_size=num_procs)
         self.test()
 """
 CONFTEST = """
@@ -62,7 +63,15 @@ class TestOne(DistributedTest):
 
 class TestTwo(DistributedTest):
     def test_two(self):
-        pass
+        ranks = torch.zeros(2)
+        deepspeed.comm.all_gather_into_tensor(ranks, torch.tensor(1.0 + deepspeed.comm.get_rank()))
+        assert ranks.tolist() == [1.0, 2.0]
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[0])
+    def test_two_where_one_fails(self):
+        assert deepspeed.comm.get_rank() == 0, "on the second"
+        deepspeed.comm.barrier()
+    def test_two_meet_what_is_refused(self):
+        this(deepspeed.comm.get_rank())
 """
 
 
@@ -74,16 +83,17 @@ def test_what_tests_show_is_counted(tmp_path):
     (unit / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = world_size: of a test\n")
     plugin = ["-p", "artesian.deepspeed.tests_support", "-p", "no:cacheprovider"]
+    plugin += ["--ranks-max", "2"]
     said = hf.run(tmp_path, "-m", "pytest", "-q", "--color=no", *plugin, unit, fails=True).stdout
-    assert "1 failed, 2 passed, 6 skipped" in said, said
+    assert "2 failed, 3 passed, 6 skipped" in said, said
     assert "FAILED unit/test_it.py::TestOne::test_fails" in said
-    part = said.split(" refused ")[1].split(" short test summary ")[0]
+    assert "FAILED unit/test_it.py::TestTwo::test_two_where_one_fails" in said
+    assert "rank 1:" in said and "AssertionError: on the second" in said
+    part = said.split("= refused =")[1].split(" short test summary ")[0]
     for line in (
-        "    1 deepspeed.nobody.knows.this: not supported by Artesian",
+        "    2 deepspeed.nobody.knows.this: not supported by Artesian",
         "    1 deepspeed.runtime.zero.nor_that: not supported by Artesian",
         "    1 deepspeed.runtime.zero.nor_that: asked about, and not served",
         "    1 Engine._nobody_has: only DeepSpeed's own class has it",
-        "    1 of 2",
-        "    1 of 3",
     ):
         assert line in part, said

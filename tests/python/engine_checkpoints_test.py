@@ -205,6 +205,13 @@ def test_weights_alone_start_a_new_training(tmp_path):
     take_steps(engine, batch, 0, 1)
 
 
+@pytest.mark.parametrize("folder", [None, ""])
+def test_a_save_without_a_folder_is_an_error(folder):
+    engine, _ = start("gpt2")
+    with pytest.raises(ValueError, match="save_dir: got .*, allowed a folder"):
+        engine.save_checkpoint(folder)
+
+
 def test_none_is_no_error(tmp_path, caplog):
     engine, _ = start("gpt2")
     with caplog.at_level(logging.WARNING, "artesian"):

@@ -11,7 +11,7 @@ import torch.distributed
 
 from artesian import devices, ranks
 from artesian.deepspeed import gpus
-from artesian.errors import UnsupportedError
+from artesian.errors import AssertedError, UnsupportedError
 from artesian.ranks import is_initialized as is_initialized
 
 
@@ -29,8 +29,14 @@ def init_distributed(
 ) -> None:
     """Makes the process group that the launcher asks for, unless there is one: of one process
     without a port, since nobody else takes part. `rank`, `world_size`: where no launcher says so.
+    `dist_init_required` False: the group of several processes must be there.
     DeepSpeed's other arguments have no effect."""
     gpus.tell()
+    if dist_init_required is False and not is_initialized() and ranks.launched() > 1:
+        raise AssertedError(
+            f"init_distributed: dist_init_required is False, and the {ranks.launched()} processes "
+            "have no process group; make it first, or pass None"
+        )
     if is_initialized() and world_size > 1 and world_size != get_world_size():
         raise UnsupportedError(
             f"init_distributed: got world_size {world_size}, and there is a group of "
@@ -85,3 +91,15 @@ def get_local_rank() -> int:
 
 def get_world_group() -> Any:
     return torch.distributed.group.WORLD
+
+
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    **_of_the_logger: Any,
+) -> Any:
+    """PyTorch's, which with Gloo takes no tensor without dimensions, as that of NCCL does."""
+    flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    return torch.distributed.all_gather_into_tensor(output_tensor, flat, group, async_op)

@@ -56,7 +56,7 @@ def initialize(
     """deepspeed.initialize."""
     if model is None:
         raise MissingError("deepspeed.initialize(model=...): got none, allowed a torch.nn.Module")
-    comm.init_distributed()
+    comm.init_distributed(dist_init_required=dist_init_required)
     group = None
     if mpu is not None or mesh_param is not None:
         group = ranks.data_parallel_group(mpu, mesh_param)
@@ -345,7 +345,10 @@ class Accelerator:
             torch.accelerator.set_device_index(self.device(device_index).index)
 
     def device_count(self) -> int:
-        return 1 if self._on_cpu else torch.accelerator.device_count()
+        """On the CPU as many as the launcher has started processes here, as with DeepSpeed."""
+        if self._on_cpu:
+            return int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return torch.accelerator.device_count()
 
     def is_available(self) -> bool:
         return True

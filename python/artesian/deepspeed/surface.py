@@ -72,7 +72,6 @@ COMMUNICATION = dict.fromkeys(
     (
         "ReduceOp",
         "all_gather",
-        "all_gather_into_tensor",
         "all_gather_object",
         "all_reduce",
         "all_to_all_single",
@@ -94,6 +93,7 @@ COMMUNICATION = dict.fromkeys(
     "torch.distributed",
 ) | dict.fromkeys(
     (
+        "all_gather_into_tensor",
         "get_local_rank",
         "get_rank",
         "get_world_group",
@@ -199,6 +199,7 @@ LION = {"DeepSpeedCPULion": SHIM, "FusedLion": SHIM}
 MODULES: dict[str, dict[str, str]] = {
     "deepspeed": {
         "DeepSpeedConfig": TYPES,
+        "DeepSpeedConfigError": TYPES,
         "DeepSpeedEngine": SHIM,
         "DeepSpeedOptimizer": TYPES,
         "OnDevice": UTILITIES,
@@ -240,6 +241,7 @@ MODULES: dict[str, dict[str, str]] = {
             "ADAMW_OPTIMIZER",
             "ADAM_OPTIMIZER",
             "DeepSpeedConfig",
+            "DeepSpeedConfigError",
             "LAMB_OPTIMIZER",
             "LION_OPTIMIZER",
             "MUON_OPTIMIZER",

@@ -3,8 +3,9 @@
     cd DeepSpeed/tests
     ARTESIAN_AS_DEEPSPEED=1 python -m pytest -p artesian.deepspeed.tests_support unit/v1/zero
 
-Tests of one process run in pytest's own. Those of several are skipped, and so are those that meet a
-name or a setting that is refused with a sentence: they are counted, by sentence, at the end."""
+Tests of one process run in pytest's own, those of several in processes of theirs (tests_ranks.py).
+Those that meet a name or a setting that is refused with a sentence are skipped: they are counted,
+by sentence, at the end. `--ranks-min 2 --ranks-max 4`: only tests of so many processes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import importlib.machinery
 import os
 import random
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 import torch
 
 import artesian.deepspeed  # noqa: F401
-from artesian.deepspeed import surface
+from artesian.deepspeed import surface, tests_ranks
 from artesian.engine import LIVE
 from artesian.errors import UnsupportedError
 
@@ -31,7 +33,7 @@ OURS = ("<class 'deepspeed.", "<class 'artesian.", "Engine(")
 NOT_SERVED = "a name that Artesian does not have"
 
 refused: collections.Counter[str] = collections.Counter()
-several: collections.Counter[int] = collections.Counter()
+ranks_allowed = [1, 4]
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -53,42 +55,68 @@ def missing_name(name: str) -> Any:
     return surface.stand_in(name, NOT_SERVED)
 
 
-def run_in_this_process(test: Any, request: Any, world_size: int | Sequence[int]) -> None:
+def some_of(world_size: int | Sequence[int]) -> list[int]:
+    """The sizes among those that --ranks-min and --ranks-max allow."""
+    sizes = [world_size] if isinstance(world_size, int) else list(world_size)
+    return [size for size in sizes if ranks_allowed[0] <= size <= ranks_allowed[1]]
+
+
+def run_here_or_in_processes(test: Any, request: Any, world_size: int | Sequence[int]) -> None:
     """In place of DistributedExec._launch_with_file_store."""
-    message = test._dist_run(0, 1, 29500, None)
-    if message:
-        pytest.skip(message)
+    fixture = getattr(test, "is_dist_fixture", False)
+    for size in [int(world_size)] if fixture else some_of(world_size):  # type: ignore[arg-type]
+        if size > 1:
+            tests_ranks.run(test, size, str(request.getfixturevalue("tmpdir")))
+        elif message := test._dist_run(0, 1, 29500, None):
+            pytest.skip(message)
 
 
-def use_this_process(kind: type) -> None:
+def launch_by_us(kind: type) -> None:
     for base in kind.__mro__:
         if "_launch_with_file_store" in vars(base):
-            base._launch_with_file_store = run_in_this_process  # type: ignore[attr-defined]
+            base._launch_with_file_store = run_here_or_in_processes  # type: ignore[attr-defined]
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def answer_for_what_is_missing() -> None:
     surface.otherwise = missing_name
     sys.meta_path.insert(1, Missing())
 
 
-def least_size(item: pytest.Item, kind: Any) -> int:
-    """The fewest processes that the test is written for."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ranks-min", type=int, default=1, help="processes of a test, at least")
+    parser.addoption("--ranks-max", type=int, default=4, help="processes of a test, at most")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    answer_for_what_is_missing()
+
+
+def ranks_of(item: pytest.Item, kind: Any) -> int | Sequence[int]:
+    """The processes that the test is written for: so many, or each of these in turn."""
     mark = item.get_closest_marker("world_size")
-    size = kind.world_size if mark is None else mark.args[0]
+    size: int | Sequence[int] = kind.world_size if mark is None else mark.args[0]
     call = getattr(item, "callspec", None)
-    size = size if call is None else call.params.get("world_size", size)
-    return size if isinstance(size, int) else min(size)
+    if call is not None:
+        size = call.params.get("world_size", size)
+    return size
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ranks_allowed[:] = config.getoption("--ranks-min"), config.getoption("--ranks-max")
     for item in items:
         kind: Any = getattr(item, "cls", None)
         if not getattr(kind, "is_dist_test", False):
             continue
-        use_this_process(kind)
-        if (size := least_size(item, kind)) > 1:
-            several[size] += 1
-            item.add_marker(pytest.mark.skip(f"of {size} processes"))
+        launch_by_us(kind)
+        if not some_of(ranks := ranks_of(item, kind)):
+            item.add_marker(pytest.mark.skip(f"of {ranks} processes"))
+
+
+def leave_nothing() -> None:
+    for engine in list(LIVE):
+        engine.destroy()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
@@ -100,10 +128,7 @@ def as_in_a_new_process() -> Iterator[None]:
     torch.manual_seed(FIRST_SEED)
     random.seed()
     yield
-    for engine in list(LIVE):
-        engine.destroy()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    leave_nothing()
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic)
@@ -114,6 +139,8 @@ def as_in_a_new_process() -> Iterator[None]:
 def sentence_of(error: BaseException | None) -> str | None:
     """Why the test is no test of Artesian: what it asks for is refused, or is a member that only
     DeepSpeed's own classes have."""
+    if isinstance(error, tests_ranks.RanksFailed):
+        return error.sentence
     if isinstance(error, UnsupportedError):
         return str(error).splitlines()[0]
     if isinstance(error, AttributeError) and error.obj is not None:
@@ -127,9 +154,13 @@ def sentence_of(error: BaseException | None) -> str | None:
     return None
 
 
-def asks_about(traceback: Any) -> str | None:
+def asks_about(error: BaseException) -> str | None:
     """The name that Artesian does not have which the innermost function of a test's file names."""
-    frames = [entry.frame.raw for entry in traceback if "/unit/" in str(entry.path)]
+    frames = [
+        frame
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if "/unit/" in frame.f_code.co_filename and "/unit/common" not in frame.f_code.co_filename
+    ]
     if not frames:
         return None
     known = frames[-1].f_globals
@@ -143,13 +174,15 @@ def asks_about(traceback: Any) -> str | None:
     return None
 
 
+def why_no_test(error: BaseException) -> str | None:
+    return sentence_of(error) or asks_about(error)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     outcome: Any = yield
     report = outcome.get_result()
-    sentence = sentence_of(call.excinfo.value if call.excinfo is not None else None)
-    if report.failed and sentence is None:
-        sentence = asks_about(call.excinfo.traceback)
+    sentence = why_no_test(call.excinfo.value) if report.failed else None
     if report.failed and sentence is not None:
         refused[sentence] += 1
         report.outcome = "skipped"
@@ -163,4 +196,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(line)
 
     part("refused", lambda: (f"{n:5} {sentence}" for sentence, n in refused.most_common()))
-    part("of several processes", lambda: (f"{n:5} of {size}" for size, n in several.items()))

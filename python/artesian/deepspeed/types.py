@@ -12,11 +12,13 @@ from torch import nn
 
 from artesian.config import ConfigFacts, read_config, values_of
 from artesian.deepspeed import surface
+from artesian.errors import InvalidError
 from artesian.optim import TieredOptimizer
 from artesian.zero import GatheredParameters
 
 DeepSpeedOptimizer = TieredOptimizer
 ZeROOptimizer = TieredOptimizer
+DeepSpeedConfigError = InvalidError
 version = surface.VERSION
 torch_info = {"version": torch.__version__, "cuda_version": "0.0", "nccl_version": "0.0",
               "hip_version": "0.0"}  # fmt: skip
