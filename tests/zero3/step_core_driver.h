@@ -60,7 +60,8 @@ class Driver {
  public:
   explicit Driver(
       const Case& run, const SmallModel& model = make_small_model(24, 16, 3),
-      const std::function<void(Config&)>& adjust = [](Config&) {}, FileSystem* files = nullptr)
+      const std::function<void(Config&)>& adjust = [](Config&) {}, FileSystem* files = nullptr,
+      comm::Group* group = nullptr)
       : config_(config_on_nvme(directory_.path())) {
     config_.accumulation_steps = run.accumulation;
     config_.param_dtype = config_.grad_accum_dtype = run.dtype;
@@ -79,6 +80,7 @@ class Driver {
     options.groups = run.groups;
     options.share_under_backward = 1.0;
     options.files = files;
+    options.group = group;
     auto made = StepCore::create(shape, config_, options, executor_);
     EXPECT_EQ(error_of(made), "");
     core = std::move(made).value();

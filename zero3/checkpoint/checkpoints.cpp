@@ -164,10 +164,12 @@ Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
 
 /// Makes files for state to be written, and links the others.
 Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
-  ARTESIAN_TRY_VOID(lay_out(rank() == 0 ? request.buffers : std::vector<BufferToSave>()));
   const std::string tag = request.tag.empty() ? fmt::format("global_step{}", step) : request.tag;
-  auto begun =
-      rank() == 0 ? saver_->begin(tag, step, request.replaces, request.latest) : Result<void>();
+  Result<void> begun;
+  if (rank() == 0) {
+    begun = lay_out(request.buffers);
+    if (begun.has_value()) begun = saver_->begin(tag, step, request.replaces, request.latest);
+  }
   ARTESIAN_TRY_VOID(begin_of_ranks(std::move(begun), tag, step));
   ARTESIAN_TRY(trained, saver_->add_file(rank_file_name(rank()), rank(), trained_layout_));
   copy_.emplace(trained_, *trained_layout_, *trained, *buffers_, from_.team);

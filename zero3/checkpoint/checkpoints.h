@@ -16,7 +16,9 @@
 // the folder. It begins the checkpoint, and the others join it; at commit() each makes its file
 // durable and says so, and only when all are does rank 0 publish: a checkpoint that has a name is
 // whole. What one of them fails by fails that save on all, and the training goes on. All of them
-// call alike, and commit() returns when it is durable or has failed.
+// call alike, and commit() returns when it is durable or has failed. Whether a save that is late
+// hinders the next one only rank 0 knows, and under_way() must be the same on all: so it is the
+// begin of the next one that fails, on all.
 #pragma once
 
 #include <cstddef>

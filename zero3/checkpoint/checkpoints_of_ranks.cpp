@@ -133,8 +133,10 @@ Result<SavedCheckpoint> Checkpoints::publish_of_ranks() {
   if (rank() == 0) {
     saver_->commit(std::move(manifest_), std::move(side_files_));
     auto finished = saver_->finish(Deadline::after_seconds(commit_seconds_));
+    late_ = saver_->committing();
     if (finished.has_value()) {
       saved = **std::move(finished);
+      remember_frozen(saved);
       saved.bytes_written *= ranks();
     } else {
       published = std::move(finished).error();
@@ -177,6 +179,7 @@ Result<SavedCheckpoint> Checkpoints::commit_of_ranks() {
     if (rank() == 0) {
       saver_->abandon(all.error());
       (void)saver_->finish(Deadline::after_seconds(commit_seconds_)).has_value();
+      late_ = saver_->committing();
     }
     return std::move(all).error();
   }

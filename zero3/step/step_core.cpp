@@ -59,6 +59,11 @@ Result<void> StepCore::build() {
   ARTESIAN_TRY_VOID(check_groups(shape_.parameters, options_.groups, config_.optimizer));
   ARTESIAN_TRY_VOID(agree());
   ARTESIAN_TRY_VOID(check_ranks());
+  return agree_on(lay_out(), "the state to be laid out");
+}
+
+/// All that holds the training, where it goes. What one rank has no room for ends all.
+Result<void> StepCore::lay_out() {
   ARTESIAN_TRY(placement, place());
   ARTESIAN_TRY_VOID(create_state(std::move(placement)));
   residency_ =

@@ -323,6 +323,7 @@ class StepCore : public StepFlow<StepCore> {
   StepCore(ModelShape shape, const Config& config, const StepCoreOptions& options,
            Executor& executor);
   Result<void> build();
+  Result<void> lay_out();
   Result<void> agree();
   /// One outcome for all ranks: comm::Group::agree.
   template <typename T>
@@ -357,6 +358,8 @@ class StepCore : public StepFlow<StepCore> {
   double scheduled_rate() const noexcept;
   Result<void> become_ready();
   Result<void> check_not_saving(const char* call) const;
+  Result<void> end_former_save();
+  Result<CheckpointChoice> choose_checkpoint(const std::string& directory);
   Result<LoadedCheckpoint> load_one(const LoadRequest& request,
                                     const Optimizer::Progress& progress);
   Result<void> open_for(const SaveRequest& request);

@@ -49,7 +49,9 @@ double StepCore::disk_write_rate() const noexcept {
 Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {
   if (step_state_ == StepState::Closed) return check(StepCall::Save, "open_checkpoints");
   ARTESIAN_TRY_VOID(check_not_saving("open_checkpoints"));
-  if (checkpoints_->is_open()) ARTESIAN_TRY_VOID(checkpoints_->close());
+  if (checkpoints_->is_open()) {
+    ARTESIAN_TRY_VOID(agree_on(checkpoints_->close(), "the former folder of checkpoints"));
+  }
   ARTESIAN_TRY_VOID(checkpoints_->open(place));
   if (last_link_.has_value()) checkpoints_->go_on_from(*last_link_);
   return {};
@@ -235,9 +237,8 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
                                                    const Optimizer::Progress& progress) {
   if (!request.tag.empty()) return load_one(request, progress);
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
-  ARTESIAN_TRY(folder, files().open_folder(request.directory));
-  ARTESIAN_TRY(content, read_checkpoints(*folder));
-  ARTESIAN_TRY(choice, choose_checkpoints(content, request.directory));
+  ARTESIAN_TRY_VOID(end_former_save());
+  ARTESIAN_TRY(choice, choose_checkpoint(request.directory));
   if (choice.tags.empty()) return load_one(request, progress);  // it reports what is missing
   if (!choice.warning.empty()) say_other(choice.warning, choice.tags.front());
   LoadRequest one = request;
@@ -252,15 +253,37 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
   }
 }
 
+/// Before a load. Of several ranks only the first has the folder.
+Result<void> StepCore::end_former_save() {
+  ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
+  Result<void> ended;
+  if (!checkpoints_->end_former_save()) {
+    ended = make_error(ErrorCode::Busy,
+                       "load_checkpoint(): the disk still has a save that was not durable in its "
+                       "time; load again once it has answered");
+  }
+  return agree_on(ended, "the former checkpoint");
+}
+
+/// Ranks that read a folder each for themselves may find another one in it.
+Result<CheckpointChoice> StepCore::choose_checkpoint(const std::string& directory) {
+  const auto choose = [&]() -> Result<CheckpointChoice> {
+    ARTESIAN_TRY(folder, files().open_folder(directory));
+    ARTESIAN_TRY(content, read_checkpoints(*folder));
+    return choose_checkpoints(content, directory);
+  };
+  auto choice = choose();
+  ARTESIAN_TRY_VOID(agree_on(choice, "the choice of a checkpoint"));
+  std::string tags;
+  for (const std::string& tag : choice->tags) tags += (tags.empty() ? "" : ", ") + tag;
+  ARTESIAN_TRY_VOID(agreement_.compare({{"the checkpoints to go on from", tags}}));
+  return choice;
+}
+
 Result<LoadedCheckpoint> StepCore::load_one(const LoadRequest& request,
                                             const Optimizer::Progress& progress) {
   ARTESIAN_TRY_VOID(check(StepCall::Load, "load_checkpoint"));
-  ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
-  if (!checkpoints_->end_former_save()) {
-    return make_error(ErrorCode::Busy,
-                      "load_checkpoint(): the disk still has a save that was not durable in its "
-                      "time; load again once it has answered");
-  }
+  ARTESIAN_TRY_VOID(end_former_save());
   const Rest rest = step_state_ == StepState::Ready ? Rest::Stays : Rest::IsMissing;
   LoadRequest with_initial = request;
   with_initial.initial_squares = static_cast<float>(config_.optimizer.initial_squares);
