@@ -64,6 +64,8 @@ void add_train_flags(CLI::App& train) {
   value("--seed", "S", "Seed of weights and sample order (default: 0)");
   value("--order", "WORD", "Sample order: shuffled (default) or sequential");
   value("--device", "WORD", "cpu (default), cuda or cuda:i: the first or another visible GPU");
+  value("--rank-timeout", "S",
+        "Seconds that a rank waits for another one that does not answer (default: 600)");
   flag("--init", "Random weights, also where the directory has some");
   value("--micro-batch", "N", "Samples of one forward");
   value("--accumulation", "N", "Micro-batches of one step");
@@ -112,6 +114,8 @@ Result<TrainOptions> read_train_flags(const CLI::App& train) {
   options.seed = reader.seed("--seed");
   options.shuffled = !reader.second_word("--order", "shuffled", "sequential");
   options.device = read_device(reader);
+  options.rank_timeout =
+      reader.number("--rank-timeout", 0, 1e6, "600").value_or(options.rank_timeout);
   options.random_weights = reader.given("--init");
   options.micro_batch = reader.count("--micro-batch");
   options.accumulation = reader.count("--accumulation");

@@ -33,9 +33,9 @@ Result<RunRanks> RunRanks::find() {
   return run;
 }
 
-Result<void> RunRanks::connect() {
+Result<void> RunRanks::connect(double timeout_seconds) {
   if (!several()) return {};
-  ARTESIAN_TRY(group, zero3::connect_ranks(launch_));
+  ARTESIAN_TRY(group, zero3::connect_ranks(launch_, timeout_seconds));
   group_ = std::move(group);
   return {};
 }

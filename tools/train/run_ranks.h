@@ -22,8 +22,9 @@ class RunRanks {
   /// Of the environment. Errors: Invalid, naming the variable.
   static Result<RunRanks> find();
 
-  /// Meets the others. Errors: PeerLost, Unsupported.
-  Result<void> connect();
+  /// Meets the others, and waits so long for one that does not come or answer. Errors: PeerLost,
+  /// Unsupported.
+  Result<void> connect(double timeout_seconds);
 
   std::uint32_t rank() const noexcept { return launch_.place.rank; }
   std::uint32_t ranks() const noexcept { return launch_.place.ranks; }

@@ -197,7 +197,7 @@ Result<void> TrainRun::prepare() {
                                    .world_size = ranks_.ranks()};
   ARTESIAN_TRY_VOID(checkpointing_->check_data(describe_data()));
   ARTESIAN_TRY_VOID(read_config(arguments));
-  ARTESIAN_TRY_VOID(ranks_.connect());
+  ARTESIAN_TRY_VOID(ranks_.connect(options_.rank_timeout));
   ARTESIAN_TRY_VOID(check_memory());
   ARTESIAN_TRY_VOID(choose_budgets());
   warn_of_swap_folders(config_);

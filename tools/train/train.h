@@ -28,6 +28,7 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   bool shuffled = true;
   std::string device = "cpu";
+  double rank_timeout = 600.0;  // seconds
   bool random_weights = false;  // --init
   std::optional<std::uint64_t> micro_batch;
   std::optional<std::uint64_t> accumulation;

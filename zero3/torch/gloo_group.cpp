@@ -11,45 +11,127 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #endif
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/detached_call.h"
 
 namespace artesian::zero3 {
 
 #ifdef ARTESIAN_HAVE_GLOO
 
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using SharedStore = c10::intrusive_ptr<c10d::Store>;
+
+/// At least so much that what is asked can be answered.
+milliseconds until(Clock::time_point end) {
+  const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+  return std::max(left, milliseconds(1000));
+}
+
+struct Met {
+  SharedStore store;
+  std::string missing{};  // ranks that had not come at the deadline
+};
+
+SharedStore open_store(const comm::Launch& launch, Clock::time_point end) {
+  c10d::TCPStoreOptions options;
+  options.port = launch.port;
+  options.isServer = launch.place.rank == 0 && !launch.store_is_there;
+  options.numWorkers = launch.place.ranks;
+  options.waitWorkers = false;
+  options.timeout = until(end);
+  return c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("artesian/{}", launch.attempt),
+      c10::make_intrusive<c10d::TCPStore>(launch.address, options));
+}
+
+/// Each rank says that it has come, so that those who wait in vain can say for whom. May throw.
+Met meet(const comm::Launch& launch, Clock::time_point end) {
+  const auto key = [](std::uint32_t rank) { return fmt::format("came/{}", rank); };
+  Met met{.store = open_store(launch, end)};
+  met.store->set(key(launch.place.rank), std::string("1"));
+  met.store->add("came", 1);  // asked for often, which is cheaper than all their keys
+  while (met.store->add("came", 0) < static_cast<std::int64_t>(launch.place.ranks)) {
+    if (Clock::now() >= end) break;
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  for (std::uint32_t rank = 0; rank < launch.place.ranks; ++rank) {
+    if (met.store->check({key(rank)})) continue;
+    met.missing += (met.missing.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (met.missing.empty()) return met;
+  // Whoever serves the store ends last, so that the others, whose deadlines are later, read it.
+  met.store->add("left", 1);
+  const bool serves = launch.place.rank == 0 && !launch.store_is_there;
+  const auto last = Clock::now() + std::chrono::seconds(2);
+  while (serves && met.store->add("left", 0) < met.store->add("came", 0) && Clock::now() < last) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  return met;
+}
+
+Error absent(const std::string& names, const comm::Launch& launch, double deadline_seconds) {
+  return make_error(
+      ErrorCode::PeerLost,
+      fmt::format("rank {} has not come within {} s to {}:{}, where rank {} waits; "
+                  "look at why it ended, or was not started",
+                  names, deadline_seconds, launch.address, launch.port, launch.place.rank));
+}
+
+Error not_met(const std::string& names, const comm::Launch& launch, const std::string& why) {
+  return make_error(
+      ErrorCode::PeerLost,
+      fmt::format("{}rank {} cannot meet the other {} ranks at {}:{}: {}; look at MASTER_ADDR, "
+                  "MASTER_PORT and GLOO_SOCKET_IFNAME, and whether all ranks were started",
+                  names.empty() ? "" : "rank " + names + " is gone: ", launch.place.rank,
+                  launch.place.ranks - 1, launch.address, launch.port,
+                  why.substr(0, why.find('\n'))));
+}
+
+}  // namespace
+
 Result<std::unique_ptr<comm::Group>> connect_ranks(const comm::Launch& launch,
                                                    double deadline_seconds) {
-  ARTESIAN_CHECK(launch.place.ranks > 1, launch.place.ranks);
-  const auto deadline =
-      std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(deadline_seconds * 1e3)));
-  const bool serves = launch.place.rank == 0 && !launch.store_is_there;
+  const comm::Place& place = launch.place;
+  ARTESIAN_CHECK(place.ranks > 1, place.ranks);
+  const Clock::time_point end =
+      Clock::now() + milliseconds(static_cast<std::int64_t>(std::llround(deadline_seconds * 1e3)));
+  // Who serves the store is one of the ranks, unless the launcher does.
+  const bool first_serves = place.rank != 0 && !launch.store_is_there;
+  const auto call = [launch, end]() -> Result<Met> {
+    try {
+      return meet(launch, end);
+    } catch (const std::exception& error) {
+      return make_error(ErrorCode::PeerLost, error.what());
+    }
+  };
+  ARTESIAN_TRY(started, DetachedCall<Met>::start("meeting the other ranks", call));
+  auto met = started.wait(Deadline::after_seconds(deadline_seconds + 4.0));
+  if (!met.has_value()) {
+    if (first_serves && Clock::now() >= end) return absent("0", launch, deadline_seconds);
+    return not_met(first_serves ? "0" : "", launch, met.error().message);
+  }
+  if (!met->missing.empty()) return absent(met->missing, launch, deadline_seconds);
   try {
-    c10d::TCPStoreOptions options;
-    options.port = launch.port;
-    options.isServer = serves;
-    options.numWorkers = launch.place.ranks;
-    options.waitWorkers = false;
-    options.timeout = deadline;
-    auto store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("artesian/{}", launch.attempt),
-        c10::make_intrusive<c10d::TCPStore>(launch.address, options));
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        store, static_cast<int>(launch.place.rank), static_cast<int>(launch.place.ranks),
-        c10d::ProcessGroupGloo::Options::create_default(deadline));
-    return make_torch_group(std::move(backend), std::move(store),
-                            {.place = launch.place, .deadline_seconds = deadline_seconds});
+        met->store, static_cast<int>(place.rank), static_cast<int>(place.ranks),
+        c10d::ProcessGroupGloo::Options::create_default(until(end)));
+    return make_torch_group(std::move(backend), met->store,
+                            {.place = place, .deadline_seconds = deadline_seconds});
   } catch (const std::exception& error) {
-    const std::string text = error.what();
-    return make_error(
-        ErrorCode::PeerLost,
-        fmt::format("rank {} cannot meet the other {} ranks at {}:{}: {}; look at MASTER_ADDR, "
-                    "MASTER_PORT and GLOO_SOCKET_IFNAME, and whether all ranks were started",
-                    launch.place.rank, launch.place.ranks - 1, launch.address, launch.port,
-                    text.substr(0, text.find('\n'))));
+    std::string names = silent_ranks(met->store, place);
+    if (names.empty() && first_serves) names = "0";
+    return not_met(names, launch, error.what());
   }
 }
 

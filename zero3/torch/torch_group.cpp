@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/detached_call.h"
 
 namespace artesian::zero3 {
 namespace {
@@ -89,20 +91,8 @@ class TorchGroup final : public comm::Group {
                                   what.text(), first_line(why)));
   }
 
-  /// Every waiting rank reports this; the rank that does not is the missing one.
   Error silent(std::uint32_t peer, const comm::What& what) const {
-    std::string names;
-    try {
-      const auto key = [](std::uint32_t number) { return fmt::format("gave_up/{}", number); };
-      store_->set(key(rank()), std::string("1"));
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      for (std::uint32_t other = 0; other < ranks(); ++other) {
-        if (store_->check({key(other)})) continue;
-        names += (names.empty() ? "" : ", ") + std::to_string(other);
-      }
-    } catch (const std::exception&) {  // the rank that keeps the store may have ended
-      names.clear();
-    }
+    std::string names = silent_ranks(store_, place());
     if (names.empty()) names = std::to_string(peer);
     return make_error(
         ErrorCode::PeerLost,
@@ -116,6 +106,29 @@ class TorchGroup final : public comm::Group {
 };
 
 }  // namespace
+
+/// Who keeps the store may be the one that is gone, or silent: then a call may never return.
+std::string silent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const comm::Place& place) {
+  const auto ask = [store, place]() -> Result<std::string> {
+    const auto key = [](std::uint32_t rank) { return fmt::format("gave_up/{}", rank); };
+    std::string names;
+    try {
+      store->set(key(place.rank), std::string("1"));
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      for (std::uint32_t other = 0; other < place.ranks; ++other) {
+        if (store->check({key(other)})) continue;
+        names += (names.empty() ? "" : ", ") + std::to_string(other);
+      }
+    } catch (const std::exception& error) {
+      return make_error(ErrorCode::PeerLost, error.what());
+    }
+    return names;
+  };
+  auto started = DetachedCall<std::string>::start("asking which rank is silent", ask);
+  if (!started.has_value()) return {};
+  const auto names = started->wait(Deadline::after_seconds(3.0));
+  return names.has_value() ? *names : std::string();
+}
 
 Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::Backend> backend,
                                                       c10::intrusive_ptr<c10d::Store> store,
