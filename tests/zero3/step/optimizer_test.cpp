@@ -295,6 +295,12 @@ TEST(ParameterGroups, FollowTheScheduleInProportion) {
                                              /*lr=*/0.125, 1.0);
   EXPECT_EQ(constants.groups[0].lr, 0.5);
   EXPECT_EQ(constants.groups[1].lr, 0.125);
+  OptimizerConfig muon{.lr = 0.5};
+  muon.muon_lr = 4.0;  // of hidden matrices, which follow the schedule and their group's rate, too
+  const auto of_matrices = make_step_constants(muon, std::vector<GroupOptions>{{.lr = 2.0}, {}},
+                                               /*lr=*/0.125, 1.0);
+  EXPECT_EQ(of_matrices.groups[0].matrix_lr, 4.0);
+  EXPECT_EQ(of_matrices.groups[1].matrix_lr, 1.0);
 }
 
 // Against numbers: the naive update above takes its constants from the function under test.

@@ -5,6 +5,8 @@
 #include <ATen/Tensor.h>
 #include <ATen/TensorOperators.h>
 
+#include <array>
+
 #include "base/durable_folder.h"
 #include "tests/support/local_group.h"
 #include "tests/support/separate_device.h"
@@ -465,6 +467,28 @@ TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
               config.gradient_clipping = rank == 1 ? 2.0 : 1.0;
             }),
             "gradient_clipping: rank 0 has 1, rank 1 has 2; give all ranks the same");
+}
+
+/// A machine with less memory than the others': all plan with what it has.
+TEST_F(Ranks, TheLeastMemoryOfAllIsWhatAllPlanWith) {
+  const Case each{.ranks = 2};
+  std::array<std::uint64_t, 3> pools{};  // of the device tier; of the last, all have enough
+  for (const std::uint32_t poorest : {0u, 1u, 2u}) {
+    LocalRanks ranks(2);
+    std::array<std::uint64_t, 2> found{};
+    run_ranks(ranks, [&](comm::Group& group) {
+      auto made = make(each, &group, 2, [&](Config& config) {
+        if (group.rank() == poorest) config.artesian.device_memory = least_device(each, config);
+      });
+      ASSERT_TRUE(made.has_value()) << made.error().to_string();
+      found[group.rank()] = made->engine->placement().device_pool_bytes;
+      ASSERT_TRUE(made->engine->close().has_value());
+    });
+    EXPECT_EQ(found[0], found[1]) << poorest;
+    pools[poorest] = found[0];
+  }
+  EXPECT_EQ(pools[0], pools[1]);
+  EXPECT_LT(pools[0], pools[2]);
 }
 
 /// Its gradients would be added in another order than one rank's.
