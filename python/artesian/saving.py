@@ -15,12 +15,13 @@ import pathlib
 import pickle
 import types
 import uuid
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from artesian.errors import InvalidError, UnsupportedError
+from artesian.errors import AssertedError, InvalidError, UnsupportedError
 from artesian.state import persistent_buffers
 
 if TYPE_CHECKING:
@@ -101,6 +102,34 @@ def model_files(engine: Engine) -> dict[str, bytes]:
     return {} if write is None else {"config.json": write().encode()}
 
 
+HELD: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()  # by whom
+
+
+def check_tags(engine: Engine, tag: str | None) -> None:
+    """Compares the tags of all ranks, as `checkpoint.tag_validation` says. Rank 0's is used."""
+    section = engine.config.get("checkpoint")
+    mode = str((section or {}).get("tag_validation", "Warn")).lower()
+    if engine.world_size == 1 or mode == "ignore":
+        return
+    tags: list[str | None] = [None] * engine.world_size
+    torch.distributed.all_gather_object(tags, tag, group=engine.ranks.of_torch)
+    if tags.count(tags[0]) == len(tags):
+        return
+    text = f"save_checkpoint: tag: ranks have different ones: {', '.join(map(repr, tags))}"
+    if mode == "fail":
+        raise AssertedError(f"{text}; give all of them the same")
+    logging.getLogger("artesian").warning("%s; rank 0's is used", text)
+
+
+def take_folder(engine: Engine, folder: str) -> None:
+    """An engine holds the folder that it saved in last. Of this process' the later one gets it."""
+    for other, held in list(HELD.items()):
+        if other is not engine and held == folder and not other.is_closed:
+            other._core.leave_checkpoints()
+            del HELD[other]
+    HELD[engine] = folder
+
+
 def save(
     engine: Engine,
     save_dir: str | os.PathLike[str],
@@ -114,6 +143,8 @@ def save(
     if save_dir is None or not os.fspath(save_dir):
         raise InvalidError(f"save_checkpoint: save_dir: got {save_dir!r}, allowed a folder")
     folder = os.fspath(save_dir)
+    check_tags(engine, tag)
+    take_folder(engine, os.path.realpath(folder))
     scheduler = engine.lr_scheduler
     ours = {
         "global_steps": engine.global_steps,

@@ -359,6 +359,10 @@ void bind_engine(py::module_& module) {
            py::arg("becomes_latest"))
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::kw_only(), py::arg("tag"),
            py::arg("strict"), py::arg("optimizer_states"))
+      .def("leave_checkpoints",
+           [](HookedEngine& engine) {
+             without_gil([&] { return engine.core().leave_checkpoints(); });
+           })
       .def(
           "broadcast",
           [](HookedEngine& engine, const at::Tensor& tensor, std::uint32_t root) {

@@ -8,6 +8,7 @@ import collections
 import datetime
 import logging
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -203,6 +204,41 @@ def test_weights_alone_start_a_new_training(tmp_path):
     assert torch.equal(engine.full_parameter(ours), saved.full_parameter(theirs))
     assert engine.digest() != saved.digest()  # moments
     take_steps(engine, batch, 0, 1)
+
+
+def test_a_folder_may_be_removed_before_the_engine_ends(tmp_path):
+    engine, batch = saved_at("gpt2", tmp_path / "saved", 1)
+    engine.save_checkpoint(tmp_path / "saved", tag="again")
+    engine.save_checkpoint(tmp_path / "saved", tag="again")
+    assert list((tmp_path / "saved").glob(".spare-*"))  # the former one's file, for the next save
+    shutil.rmtree(tmp_path / "saved")
+    engine.save_checkpoint(tmp_path / "other")
+    take_steps(engine, batch, 1, 2)
+    engine.save_checkpoint(tmp_path / "other", tag="again")
+    engine.save_checkpoint(tmp_path / "other", tag="again")
+    for file in (tmp_path / "other").glob(".spare-*"):
+        file.unlink()
+    engine.save_checkpoint(tmp_path / "other", tag="again")
+    digest = engine.digest()
+    shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+    engine.destroy()
+    engine, _ = start("gpt2")
+    engine.load_checkpoint(tmp_path / "other", tag="again")
+    assert engine.digest() == digest
+
+
+def test_a_later_engine_saves_where_an_earlier_one_did(tmp_path):
+    earlier, batch = saved_at("gpt2", tmp_path, 1)
+    later, _ = start("gpt2")
+    later.load_checkpoint(tmp_path)
+    take_steps(later, batch, 1, 2)
+    later.save_checkpoint(tmp_path)
+    assert (tmp_path / "latest").read_text() == "global_step2"
+    take_steps(earlier, batch, 1, 3)
+    earlier.save_checkpoint(tmp_path)
+    assert (tmp_path / "latest").read_text() == "global_step3"
+    later.load_checkpoint(tmp_path)
+    assert later.digest() == earlier.digest()
 
 
 @pytest.mark.parametrize("folder", [None, ""])

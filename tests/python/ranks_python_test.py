@@ -89,10 +89,11 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 said = {}
 
-def engine_for(width=4, lr=1e-3, accumulation=1, kind="AdamW"):
+def engine_for(width=4, lr=1e-3, accumulation=1, kind="AdamW", tag_validation="Warn"):
     torch.manual_seed(0)
     config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": accumulation,
               "optimizer": {"type": kind, "params": {"lr": lr}},
+              "checkpoint": {"tag_validation": tag_validation},
               "artesian": {"device_memory": "1MiB", "host_memory": "1MiB"}}
     return artesian.initialize(model=torch.nn.Linear(4, width), config=config)[0]
 
@@ -150,13 +151,17 @@ def early():
         other.backward(loss_of(other))
     other.optimizer.step()
 refused("early", early)
+tagged = engine_for(tag_validation="Fail")
+refused("tags", lambda: tagged.save_checkpoint(sys.argv[1] + "/tags", tag=f"rank{rank}"))
+tagged.save_checkpoint(sys.argv[1] + "/tags", tag="same")
+engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=f"rank{rank}")
 json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
 """
 
 
 def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
     (tmp_path / "faults.py").write_text(FAULTS)
-    torchrun(tmp_path, 2, tmp_path / "faults.py", tmp_path)
+    done = torchrun(tmp_path, 2, tmp_path / "faults.py", tmp_path)
     first, second = (json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1))
     assert "the learning rate behind 0 updates: rank 0 has 0.001, rank 1 has 0.002" in first["rate"]
     assert first["rate"] == second["rate"]
@@ -171,6 +176,11 @@ def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
     assert first["digest"] == second["digest"]
     assert "learning rates, or other constants of parameter groups, differ" in first["group"]
     assert first["early"].startswith("ranks do different things: rank 0 is at the update of step 1")
+    differ = "save_checkpoint: tag: ranks have different ones: 'rank0', 'rank1'; "
+    assert first["tags"] == second["tags"] and first["tags"].startswith(differ)
+    assert f"{differ}rank 0's is used" in done.stderr
+    assert (tmp_path / "tags" / "latest").read_text() == "same"
+    assert (tmp_path / "warned" / "latest").read_text() == "rank0"
 
 
 TRAINER = """

@@ -376,7 +376,11 @@ Result<double> CheckpointFolder::probe(double seconds) noexcept {
 Result<void> CheckpointFolder::give_back_spare() noexcept {
   if (spare_.empty()) return {};
   const std::string name = std::exchange(spare_, {});
-  return folder_->remove(name);
+  auto removed = folder_->remove(name);
+  // Whoever removes a checkpoint's folder, as trainers do, has removed it, too.
+  const bool gone = !removed.has_value() && removed.error().system_error == ENOENT;
+  if (gone) return {};
+  return removed;
 }
 
 Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag, Replaces replaces,
@@ -426,8 +430,9 @@ Result<std::unique_ptr<File>> CheckpointFolder::make_data_file(CheckpointDraft& 
   ARTESIAN_CHECK(draft.folder != nullptr && is_data_file(name), name);
   if (!spare_.empty() && spare_bytes_ == bytes) {
     const std::string spare = std::exchange(spare_, {});
-    ARTESIAN_TRY_VOID(rename_to_new(*folder_, spare, *draft.folder, name));
-    return draft.folder->open(name, {});
+    const auto renamed = rename_to_new(*folder_, spare, *draft.folder, name);
+    if (renamed.has_value()) return draft.folder->open(name, {});
+    if (renamed.error().system_error != ENOENT) return renamed.error();
   }
   ARTESIAN_TRY_VOID(give_back_spare());  // its room is this one's
   ARTESIAN_TRY(file, draft.folder->open(name, {.create = Create::Exclusive}));

@@ -154,11 +154,10 @@ constexpr ConfigKey other_rows[] = {
     {.path = "checkpoint.tag_validation",
      .type = Choice,
      .fallback = "\"Warn\"",
-     .effect = NoEffect,
-     .detail = no_exchange,
      .choices = "Warn|Ignore|Fail",
      .case_matters = false,
-     .text = "compare the tag over the ranks"},
+     .text = "Python, several ranks: where they save under different tags, Warn logs a warning and "
+             "Fail raises an error"},
     {.path = "checkpoint.load_universal",
      .fallback = "false",
      .effect = NotSupported,

@@ -213,6 +213,9 @@ class StepCore : public StepFlow<StepCore> {
   /// The next checkpoint descends from what is loaded before, or after. Errors: those of
   /// Checkpoints::open, and Busy: a save is under way; they end nothing.
   Result<void> open_checkpoints(const CheckpointPlace& place);
+  /// Gives the folder and its lock back until the next save, so that another engine may save there.
+  /// Errors: Busy, Io.
+  Result<void> leave_checkpoints();
   /// Bytes a second that the disks of the optimizer state, or else of the parameters, take
   /// together, as probed at the start; 0: neither is on NVMe.
   double disk_write_rate() const noexcept;

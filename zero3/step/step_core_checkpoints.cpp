@@ -57,6 +57,12 @@ Result<void> StepCore::open_checkpoints(const CheckpointPlace& place) {
   return {};
 }
 
+Result<void> StepCore::leave_checkpoints() {
+  if (checkpoints_ == nullptr || !checkpoints_->is_open()) return {};
+  ARTESIAN_TRY_VOID(check_not_saving("leave_checkpoints"));
+  return checkpoints_->close();
+}
+
 TrainingState StepCore::training_state() const {
   TrainingState state;
   state.step = step_;
