@@ -27,7 +27,9 @@ auto from_torch(Function&& function) noexcept -> decltype(function()) {
     return function();
   } catch (const c10::OutOfMemoryError& error) {
     return make_error(ErrorCode::Exhausted,
-                      std::string("LibTorch: ") + error.what_without_backtrace());
+                      std::string("LibTorch: ") + error.what_without_backtrace() +
+                          " artesian.device_memory, which the engine has reserved, is not free to "
+                          "LibTorch: lower it, or the micro-batch");
   } catch (const c10::Error& error) {
     return make_error(ErrorCode::Invalid, text_of(error));
   } catch (const std::bad_alloc&) {

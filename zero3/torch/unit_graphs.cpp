@@ -19,7 +19,23 @@ namespace {
 
 const std::function<void()> nothing;
 
-Result<void> check_input(const Batch& batch) {
+/// A row that the first stage's table has not is refused here: on a GPU it would end all that the
+/// process does there.
+Result<void> check_rows(const Module& module, const at::Tensor& rows) {
+  const auto& lookup = module.stages().front().lookup;
+  if (!lookup.has_value() || rows.numel() == 0) return {};
+  const ParameterSpec& table = module.parameters()[*lookup];
+  const auto [least, most] = rows.aminmax();
+  const auto low = least.item<std::int64_t>();
+  const auto high = most.item<std::int64_t>();
+  if (low >= 0 && high < table.shape.front()) return {};
+  return make_error(ErrorCode::Invalid,
+                    fmt::format("batch.input: got {}, allowed 0 to {}, the rows "
+                                "of \"{}\"",
+                                low < 0 ? low : high, table.shape.front() - 1, table.name));
+}
+
+Result<void> check_input(const Module& module, const Batch& batch) {
   if (!batch.input.defined()) {
     return make_error(ErrorCode::Invalid, "batch.input: got an undefined tensor");
   }
@@ -28,7 +44,7 @@ Result<void> check_input(const Batch& batch) {
     return make_error(ErrorCode::Invalid, std::string("batch: got a tensor on ") +
                                               tensor->device().str() + ", allowed cpu");
   }
-  return {};
+  return check_rows(module, batch.input);
 }
 
 /// Which of several micro-batches an error is about.
@@ -114,7 +130,7 @@ std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>&
 
 /// A copy: the caller may reuse its memory, and backward needs what forward saw.
 Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
-  ARTESIAN_TRY_VOID(check_input(batch));
+  ARTESIAN_TRY_VOID(check_input(module_, batch));
   const bool looks_up = module_.stages().front().lookup.has_value();
   MicroBatch micro;
   micro.input = looks_up ? batch.input.to(at::kLong, /*non_blocking=*/false, /*copy=*/true)
@@ -172,7 +188,7 @@ Result<at::Tensor> UnitGraphs::evaluate(const Batch& batch) {
   refused_ = false;
   std::vector<MicroBatch> group(1);
   auto moved = from_torch([&]() -> Result<void> {
-    ARTESIAN_TRY_VOID(check_input(batch));
+    ARTESIAN_TRY_VOID(check_input(module_, batch));
     group.front().input = batch.input.to(options_.device);
     if (batch.targets.defined()) group.front().targets = batch.targets.to(options_.device);
     return {};

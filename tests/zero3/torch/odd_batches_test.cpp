@@ -123,6 +123,47 @@ TEST_F(OddBatchesTest, StagesThatAForwardLeavesOutGetZerosAndChangeNoBit) {
   EXPECT_GE(on_a_device, 5);
 }
 
+// On a GPU the look-up itself would end the process's work there.
+TEST_F(OddBatchesTest, ARowThatTheTableHasNotIsRefusedByName) {
+  const Choice choice{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, 1, 0, 0};
+  for (const bool separate : {false, true}) {
+    SeparateDevice device(SeparateDevice::Order::Late, 1);
+    EngineOptions options;
+    if (separate) options.backend = &device;
+    separate_device = separate;
+    auto engine = create_patiently(module_of(choice), config_of(choice), options);
+    ASSERT_TRUE(engine.has_value()) << engine.error().to_string();
+    RandomWeights weights(module_of(choice).parameters(), 1);
+    ASSERT_TRUE((*engine)->initialize(weights).has_value());
+    const auto rows = static_cast<std::int64_t>(scale.vocab);
+    for (const std::int64_t odd : {std::int64_t{-1}, rows}) {
+      std::fill(batch.ids().begin(), batch.ids().end(), 0);
+      batch.ids().back() = odd;
+      for (const bool trains : {true, false}) {
+        const auto refused = [&]() -> Result<void> {
+          if (trains) {
+            ARTESIAN_TRY(loss, (*engine)->forward(batch.batch()));
+            static_cast<void>(loss);
+            return {};
+          }
+          ARTESIAN_TRY(output, (*engine)->evaluate(batch.batch()));
+          static_cast<void>(output);
+          return {};
+        }();
+        ASSERT_FALSE(refused.has_value());
+        EXPECT_EQ(refused.error().code, ErrorCode::Invalid);
+        EXPECT_EQ(refused.error().message, "batch.input: got " + std::to_string(odd) +
+                                               ", allowed 0 to " + std::to_string(rows - 1) +
+                                               ", the rows of \"wte.weight\"");
+      }
+    }
+    batch.ids().back() = rows - 1;
+    forward_and_backward(**engine);
+    EXPECT_TRUE((*engine)->step().has_value());
+    EXPECT_TRUE((*engine)->close().has_value());
+  }
+}
+
 TEST_F(OddBatchesTest, ARefusedBatchBetweenTwoStepsChangesNoBit) {
   int compared = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
