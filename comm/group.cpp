@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -11,15 +12,30 @@ namespace artesian::comm {
 
 Result<void> Group::all_to_all(std::span<const std::span<const std::byte>> sent,
                                std::span<const std::span<std::byte>> received, const What& what) {
+  ARTESIAN_TRY(begun, begin_all_to_all(sent, received, what));
+  return end(std::move(begun));
+}
+
+Result<std::unique_ptr<Group::Begun>> Group::begin_all_to_all(
+    std::span<const std::span<const std::byte>> sent,
+    std::span<const std::span<std::byte>> received, const What& what) {
   ARTESIAN_CHECK(sent.size() == ranks() && received.size() == ranks(), sent.size(), received.size(),
                  ranks());
-  const std::uint64_t begin = monotonic_ns();
-  auto moved = move(sent, received, what, operations_++);
-  ns_ += monotonic_ns() - begin;
+  const std::uint64_t begin_ns = monotonic_ns();
+  auto begun = begin(sent, received, what, operations_++);
+  ns_ += monotonic_ns() - begin_ns;
   for (std::uint32_t peer = 0; peer < ranks(); ++peer) {
     if (peer != rank()) bytes_sent_ += sent[peer].size();
   }
-  return moved;
+  return begun;
+}
+
+Result<void> Group::end(std::unique_ptr<Begun> begun) {
+  ARTESIAN_CHECK(begun != nullptr);
+  const std::uint64_t begin_ns = monotonic_ns();
+  auto ended = begun->wait();
+  ns_ += monotonic_ns() - begin_ns;
+  return ended;
 }
 
 Result<void> Group::all_gather(std::span<std::byte> image, const What& what) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,17 @@ struct What {
 
 class Group {
  public:
+  /// An operation that has begun. What it moves stays where it is until wait() has returned.
+  class Begun {
+   public:
+    Begun() = default;
+    Begun(const Begun&) = delete;
+    Begun& operator=(const Begun&) = delete;
+    virtual ~Begun() = default;
+    /// Once. Errors: as all_to_all.
+    virtual Result<void> wait() = 0;
+  };
+
   explicit Group(Place place) noexcept : place_(place) {}
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -50,6 +62,12 @@ class Group {
   /// or missed the deadline), Invalid (ranks called different operations).
   Result<void> all_to_all(std::span<const std::span<const std::byte>> sent,
                           std::span<const std::span<std::byte>> received, const What& what);
+  /// Begins the same and returns; other operations may begin and end before it is waited for.
+  Result<std::unique_ptr<Begun>> begin_all_to_all(std::span<const std::span<const std::byte>> sent,
+                                                  std::span<const std::span<std::byte>> received,
+                                                  const What& what);
+  /// Waits for it.
+  Result<void> end(std::unique_ptr<Begun> begun);
   /// `image` has an equal share for each rank; this rank's share is sent, the others are filled in.
   Result<void> all_gather(std::span<std::byte> image, const What& what);
   /// Fills `bytes` on every rank with those of rank `root`.
@@ -68,10 +86,11 @@ class Group {
   double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }
 
  protected:
-  /// Of all_to_all, whose sizes are right. `operation` counts them from 0.
-  virtual Result<void> move(std::span<const std::span<const std::byte>> sent,
-                            std::span<const std::span<std::byte>> received, const What& what,
-                            std::uint64_t operation) = 0;
+  /// Of all_to_all, whose sizes are right; it keeps none of the spans' own memory. `operation`
+  /// counts them from 0.
+  virtual Result<std::unique_ptr<Begun>> begin(std::span<const std::span<const std::byte>> sent,
+                                               std::span<const std::span<std::byte>> received,
+                                               const What& what, std::uint64_t operation) = 0;
 
  private:
   const Place place_;

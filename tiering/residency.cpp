@@ -414,6 +414,18 @@ bool Residency::lacks_shares(std::uint32_t unit) const noexcept {
   return slot.is_cut() && slot.state() == SlotState::Live && !slot.refreshing() && !slot.joined;
 }
 
+bool Residency::is_whole(std::uint32_t unit) const noexcept {
+  const Slot& slot = at(unit);
+  return slot.state() == SlotState::Live && (!slot.is_cut() || slot.joined);
+}
+
+bool Residency::has_share(std::uint32_t unit) const noexcept {
+  const Slot& slot = at(unit);
+  return slot.state() != SlotState::Absent && !slot.refreshing() &&
+         std::all_of(slot.pieces.begin(), slot.pieces.end(),
+                     [](const Transfer& piece) { return !piece.busy() || piece.ready(); });
+}
+
 std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(lacks_shares(unit), unit);

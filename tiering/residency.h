@@ -71,6 +71,10 @@ class Residency final : public UnitSlots {
   /// True if a slot that is acquired, and whose home is not about to be written, has this rank's
   /// share alone: Note [Units in shares].
   bool lacks_shares(std::uint32_t unit) const noexcept;
+  /// True if a slot has the parameters of all ranks.
+  bool is_whole(std::uint32_t unit) const noexcept;
+  /// True if this rank's share is in the slot, or comes there without waiting when it is acquired.
+  bool has_share(std::uint32_t unit) const noexcept;
   /// Where the stored bytes of each rank's share are in such a slot, or are to go.
   std::vector<std::span<std::byte>> shares(std::uint32_t unit) noexcept;
   /// They are there.

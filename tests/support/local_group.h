@@ -4,6 +4,7 @@
 // does something else.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -32,35 +33,65 @@ struct LocalRanksOptions {
 class LocalRanks {
  public:
   explicit LocalRanks(std::uint32_t ranks, LocalRanksOptions options = {})
-      : options_(options), offers_(ranks) {}
+      : options_(options), ranks_(ranks) {}
 
-  std::uint32_t ranks() const noexcept { return static_cast<std::uint32_t>(offers_.size()); }
+  std::uint32_t ranks() const noexcept { return ranks_; }
   std::uint64_t delays() const noexcept { return options_.delays; }
   /// Operations that all ranks have done.
   std::uint64_t operations() const noexcept { return operations_; }
 
-  Result<void> move(std::uint32_t rank, std::span<const std::span<const std::byte>> sent,
-                    std::span<const std::span<std::byte>> received, const std::string& what) {
-    std::unique_lock lock(mutex_);
+  /// What all ranks give to one operation.
+  struct Operation {
+    struct Offer {
+      std::string what;
+      std::vector<std::span<const std::byte>> sent;
+      std::vector<std::span<std::byte>> received;
+    };
+    std::vector<Offer> offers;
+    std::uint32_t come = 0;
+    std::uint32_t served = 0;
+  };
+
+  Result<std::shared_ptr<Operation>> offer(std::uint32_t rank, std::uint64_t number,
+                                           Operation::Offer given) {
+    const std::lock_guard lock(mutex_);
     if (failed_) return *failed_;
-    offers_[rank] = {what, {sent.begin(), sent.end()}};
-    if (auto met = meet(lock, what); !met.has_value()) return met;
+    auto& operation = operations_under_way_[number];
+    if (operation == nullptr) {
+      operation = std::make_shared<Operation>();
+      operation->offers.resize(ranks());
+    }
+    operation->offers[rank] = std::move(given);
+    auto shared = operation;
+    if (++shared->come == ranks()) {
+      operations_under_way_.erase(number);
+      changed_.notify_all();
+    }
+    return shared;
+  }
+
+  Result<void> take(std::uint32_t rank, Operation& operation) {
+    std::unique_lock lock(mutex_);
+    const auto& mine = operation.offers[rank];
+    ARTESIAN_TRY_VOID(meet(lock, operation.come, mine.what));
     // All have come, and none goes on before all have taken what is theirs.
     for (std::uint32_t peer = 0; peer < ranks() && !failed_; ++peer) {
       if (peer == rank) continue;
-      const std::span<const std::byte> bytes = offers_[peer].sent[rank];
-      if (bytes.size() != received[peer].size() || offers_[peer].what != what) {
-        failed_ = make_error(ErrorCode::Invalid, "rank " + std::to_string(peer) + " is in \"" +
-                                                     offers_[peer].what + "\", rank " +
-                                                     std::to_string(rank) + " in \"" + what + "\"");
+      const auto& theirs = operation.offers[peer];
+      const std::span<const std::byte> bytes = theirs.sent[rank];
+      if (bytes.size() != mine.received[peer].size() || theirs.what != mine.what) {
+        failed_ = make_error(ErrorCode::Invalid,
+                             "rank " + std::to_string(peer) + " is in \"" + theirs.what +
+                                 "\", rank " + std::to_string(rank) + " in \"" + mine.what + "\"");
         changed_.notify_all();
         break;
       }
-      if (!bytes.empty()) std::memcpy(received[peer].data(), bytes.data(), bytes.size());
+      if (!bytes.empty()) std::memcpy(mine.received[peer].data(), bytes.data(), bytes.size());
     }
     if (failed_) return *failed_;
     if (rank == 0) ++operations_;
-    return meet(lock, what);
+    if (++operation.served == ranks()) changed_.notify_all();
+    return meet(lock, operation.served, mine.what);
   }
 
   /// The rank has ended: whoever waits for it fails.
@@ -73,33 +104,23 @@ class LocalRanks {
   }
 
  private:
-  struct Offer {
-    std::string what;
-    std::vector<std::span<const std::byte>> sent;
-  };
-  Result<void> meet(std::unique_lock<std::mutex>& lock, const std::string& what) {
-    const std::uint64_t turn = turn_;
-    if (++come_ == ranks()) {
-      come_ = 0;
-      ++turn_;
-      changed_.notify_all();
-      return {};
-    }
+  /// Waits until all ranks are counted.
+  Result<void> meet(std::unique_lock<std::mutex>& lock, const std::uint32_t& count,
+                    const std::string& what) {
     const auto deadline = std::chrono::duration<double>(options_.deadline_seconds);
     const bool met =
-        changed_.wait_for(lock, deadline, [&] { return turn_ != turn || failed_.has_value(); });
-    if (met && turn_ != turn) return {};
+        changed_.wait_for(lock, deadline, [&] { return count == ranks() || failed_.has_value(); });
+    if (met && count == ranks()) return {};
     if (!failed_) failed_ = make_error(ErrorCode::PeerLost, "nobody has come to \"" + what + "\"");
     changed_.notify_all();
     return *failed_;
   }
 
   const LocalRanksOptions options_;
+  const std::uint32_t ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Offer> offers_;
-  std::uint32_t come_ = 0;
-  std::uint64_t turn_ = 0;
+  std::map<std::uint64_t, std::shared_ptr<Operation>> operations_under_way_;  // not all have come
   std::uint64_t operations_ = 0;
   std::optional<Error> failed_;
 };
@@ -112,6 +133,9 @@ class LocalGroup final : public comm::Group {
     return found == sent_.end() ? 0 : found->second;
   }
 
+  /// Operations that were waited for when others, of another kind, had begun behind them.
+  std::uint64_t beside_others() const noexcept { return beside_; }
+
   LocalGroup(LocalRanks& ranks, std::uint32_t rank)
       : Group({.rank = rank,
                .ranks = ranks.ranks(),
@@ -120,21 +144,56 @@ class LocalGroup final : public comm::Group {
         shared_(ranks) {}
 
  private:
-  Result<void> move(std::span<const std::span<const std::byte>> sent,
-                    std::span<const std::span<std::byte>> received, const comm::What& what,
-                    std::uint64_t operation) override {
-    if (shared_.delays() != 0) {
-      const std::uint64_t draw = random_word(shared_.delays(), rank(), operation);
-      std::this_thread::sleep_for(std::chrono::microseconds(draw % 1000));
+  class Moving final : public Begun {
+   public:
+    Moving(LocalGroup& group, std::string kind, std::uint64_t number,
+           std::shared_ptr<LocalRanks::Operation> operation)
+        : group_(group),
+          kind_(std::move(kind)),
+          number_(number),
+          operation_(std::move(operation)) {}
+    Result<void> wait() override {
+      const bool beside = std::any_of(
+          group_.begun_.begin(), group_.begun_.end(),
+          [this](const auto& last) { return last.first != kind_ && last.second > number_; });
+      if (beside) ++group_.beside_;
+      group_.delay(2 * number_ + 1);
+      return group_.shared_.take(group_.rank(), *operation_);
     }
+
+   private:
+    LocalGroup& group_;
+    const std::string kind_;
+    const std::uint64_t number_;
+    const std::shared_ptr<LocalRanks::Operation> operation_;
+  };
+
+  Result<std::unique_ptr<Begun>> begin(std::span<const std::span<const std::byte>> sent,
+                                       std::span<const std::span<std::byte>> received,
+                                       const comm::What& what, std::uint64_t operation) override {
+    delay(2 * operation);
+    begun_[what.kind] = operation;
     for (std::uint32_t peer = 0; peer < ranks(); ++peer) {
       if (peer != rank()) sent_[what.kind] += sent[peer].size();
     }
-    return shared_.move(rank(), sent, received, what.text());
+    ARTESIAN_TRY(offered, shared_.offer(rank(), operation,
+                                        {what.text(),
+                                         {sent.begin(), sent.end()},
+                                         {received.begin(), received.end()}}));
+    return std::unique_ptr<Begun>(
+        std::make_unique<Moving>(*this, what.kind, operation, std::move(offered)));
+  }
+
+  void delay(std::uint64_t place) const {
+    if (shared_.delays() == 0) return;
+    const std::uint64_t draw = random_word(shared_.delays(), rank(), place);
+    std::this_thread::sleep_for(std::chrono::microseconds(draw % 500));
   }
 
   LocalRanks& shared_;
-  std::map<std::string, std::uint64_t> sent_;  // bytes, by kind
+  std::map<std::string, std::uint64_t> sent_;   // bytes, by kind
+  std::map<std::string, std::uint64_t> begun_;  // the last operation, by kind
+  std::uint64_t beside_ = 0;                    // of these, waited for when others had begun
 };
 
 /// Runs `work` as every rank of a run, each in a thread of its own.

@@ -5,7 +5,9 @@
 //   auto& prefetcher();  auto& update();  auto& under_backward();   the last two: update_flow.h,
 //                                                                   under_backward_flow.h
 //   Result<void> update_before_use(unit);    UpdateFlow::update_up_to
-//   Result<void> gather_shares(units);       brings what other ranks have of their parameters
+//   Result<void> gather_shares(units);       brings what other ranks have of their parameters, and
+//                                            begins to bring that of the next access
+//   Result<void> settle_shares();            what has begun has come
 //   Result<void> finish_pending();           UpdateFlow::finish_step
 //   Result<void> gradients_are_added(stage); of a stage, by all micro-batches of the group
 //   Result<void> update_final(stage);        UnderBackwardFlow::accumulated
@@ -34,6 +36,7 @@ class StepFlow {
   /// player's.
   template <typename Units>
   Result<void> enter_units(const Units& units) {
+    ARTESIAN_TRY_VOID(player().settle_shares());  // it pins slots, which may lie in the way
     ARTESIAN_TRY_VOID(player().prefetcher().enter(units));
     for (const auto unit : units) ARTESIAN_TRY_VOID(player().update_before_use(unit));
     return player().gather_shares(units);

@@ -462,6 +462,24 @@ Result<void> Prefetcher::leave(const AccessOrder::Access& units) noexcept {
   return {};
 }
 
+const AccessOrder::Access* Prefetcher::next_access() const noexcept {
+  const Future& course = *course_;
+  const bool known = course.followed() && course.place < course.order.size();
+  return known ? &course.order.at(course.place) : nullptr;
+}
+
+Result<void> Prefetcher::hold(std::uint32_t unit) noexcept {
+  ARTESIAN_TRY_VOID(residency_.acquire(unit));
+  follow(unit);
+  return {};
+}
+
+Result<void> Prefetcher::release(std::uint32_t unit) noexcept {
+  ARTESIAN_TRY_VOID(residency_.unpin(unit));
+  follow(unit);
+  return {};
+}
+
 Result<void> Prefetcher::end_step(StepEnd end) noexcept {
   leave_evaluations();
   end_round(end);

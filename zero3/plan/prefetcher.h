@@ -90,6 +90,12 @@ class Prefetcher {
   Result<void> enter(const AccessOrder::Access& units) noexcept;
   /// Unpins them; each is kept or dropped by its reuse distance.
   Result<void> leave(const AccessOrder::Access& units) noexcept;
+  /// The units of the access that comes next, if the order is followed; null if none is known.
+  const AccessOrder::Access* next_access() const noexcept;
+  /// Pins a unit that is there or on its way, for who works on its slot before it is entered; and
+  /// gives it back before anything is entered. Errors: as enter.
+  Result<void> hold(std::uint32_t unit) noexcept;
+  Result<void> release(std::uint32_t unit) noexcept;
   /// Learns from the round, and stops fetching.
   Result<void> end_step(StepEnd end = StepEnd::Whole) noexcept;
   /// Cancels fetches and waits for them: afterwards no unit is Fetching.

@@ -173,6 +173,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   Result<void> update_before_use(std::uint32_t unit) { return update_.update_up_to(unit); }
   /// Receiving shares is counted where a unit is fetched or updated.
   static Result<void> gather_shares(const AccessOrder::Access&) { return {}; }
+  static Result<void> settle_shares() { return {}; }
   Result<void> finish_pending() { return update_.finish_step(); }
   Result<void> gradients_are_added(std::size_t stage) {
     update_.at_stage(stage);

@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 /// As many bytes whatever it is about.
 struct Agreement::Control {
   Kind kind{};
-  std::uint32_t flags = 0;      // refused, or asked to stop
+  std::uint32_t flags = 0;      // refused, asked to stop, or ready
   std::uint64_t step = 0;       // number of the step in the run
   std::uint64_t done = 0;       // micro-batches of it
   std::uint64_t following = 0;  // micro-batches of the forward
@@ -173,23 +173,26 @@ Result<void> Agreement::refuse_forward(std::uint64_t step, std::uint64_t done) {
   return {};
 }
 
-Result<void> Agreement::enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
+Result<bool> Agreement::enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
                               const std::function<std::string(std::uint64_t unit)>& name_of) {
-  if (group_ == nullptr) return {};
+  if (group_ == nullptr) return entry.ready;
   const Control mine{.kind = entry.evaluates ? Kind::Evaluate : Kind::Enter,
+                     .flags = entry.ready ? 1u : 0u,
                      .step = step,
                      .done = done,
                      .unit = entry.first,
                      .units = entry.units};
   ARTESIAN_TRY(all, tell(mine, "what is entered"));
+  bool ready = true;
   for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    ready = ready && all[rank].flags != 0;
     if (all[rank].unit == mine.unit && all[rank].units == mine.units) continue;
     return make_error(
         ErrorCode::Invalid,
         fmt::format("ranks enter different units: rank {} is at {}, rank {} at {}", group_->rank(),
                     name_of(mine.unit), rank, name_of(all[rank].unit)));
   }
-  return {};
+  return ready;
 }
 
 Result<Agreement::StepFacts> Agreement::step(std::uint64_t step, std::uint64_t done,

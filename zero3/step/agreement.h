@@ -53,14 +53,15 @@ class Agreement {
   Result<StepFacts> step(std::uint64_t step, std::uint64_t done, std::uint64_t tokens, bool stop,
                          std::uint64_t constants = 0);
   /// Before the ranks send each other shares of units that they enter alike: `first` is one of
-  /// them, `units` a digest of all, and of which a share is missing. Errors: as end_forward; the
-  /// message has `name_of` for a unit.
+  /// them, `units` a digest of all, and of which a share is missing. Returns whether all are
+  /// `ready`. Errors: as end_forward; the message has `name_of` for a unit.
   struct Entry {
     std::uint64_t first = 0;
     std::uint64_t units = 0;
     bool evaluates = false;
+    bool ready = false;
   };
-  Result<void> enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
+  Result<bool> enter(std::uint64_t step, std::uint64_t done, const Entry& entry,
                      const std::function<std::string(std::uint64_t unit)>& name_of);
   /// It becomes what it is on rank 0.
   Result<void> take_first(std::vector<std::uint32_t>& values, const char* what);

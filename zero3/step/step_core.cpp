@@ -454,6 +454,7 @@ void StepCore::break_pass() noexcept {
 /// Gives up what the step under way holds and has begun, and nothing of the step before it.
 Result<void> StepCore::take_step_back() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
+  ARTESIAN_TRY_VOID(settle_shares());
   for (const AccessOrder::Access& units : std::exchange(entered_, {})) {
     ARTESIAN_TRY_VOID(prefetcher_->leave(units));
   }
@@ -493,6 +494,7 @@ Result<void> StepCore::begin_evaluation() {
 
 Result<void> StepCore::end_evaluation(bool refused) {
   evaluating_ = false;
+  ARTESIAN_TRY_VOID(remember(settle_shares()));
   if (refused) prefetcher_->rewind(0);
   // Where nothing is trained the next evaluation follows, of a token say, and what it needs first
   // is fetched and kept for it.
@@ -641,6 +643,7 @@ Result<void> StepCore::complete_gradients() {
 
 Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   StepResult result;
+  ARTESIAN_TRY_VOID(settle_shares());
   const bool stop = options_.stop && options_.stop();
   ARTESIAN_TRY(
       facts, agreement_.step(step_ + 1, micro_batches_, tokens_, stop, digest_of(request.groups)));
@@ -764,6 +767,7 @@ std::string StepCore::describe_io() const {
 Result<void> StepCore::close() {
   if (step_state_ == StepState::Closed) return {};
   step_state_ = StepState::Closed;
+  gathers_.clear();  // before the slots that they are of
   auto saved = checkpoints_ ? checkpoints_->close() : Result<void>();
   auto cleared = prefetcher_ ? prefetcher_->clear() : Result<void>();
   auto closed = state_ ? state_->close() : Result<void>();

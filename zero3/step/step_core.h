@@ -390,6 +390,8 @@ class StepCore : public StepFlow<StepCore> {
   UnderBackward& under_backward() noexcept { return *under_backward_; }
   Result<void> update_before_use(std::uint32_t unit);
   Result<void> gather_shares(const AccessOrder::Access& units);
+  Result<void> begin_gather(std::uint32_t unit);
+  Result<void> settle_shares();
   Result<void> finish_pending();
   Result<void> gradients_are_added(std::size_t stage);
   Result<void> update_final(std::size_t stage);
@@ -453,6 +455,11 @@ class StepCore : public StepFlow<StepCore> {
   std::uint64_t backward_ns_ = 0;         // from begin to end
   StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
   bool evaluating_ = false;               // one is
+  struct Gather {                         // of the other ranks' shares of a unit, on their way
+    std::uint32_t unit = 0;
+    std::unique_ptr<comm::Group::Begun> begun;
+  };
+  std::vector<Gather> gathers_;
   // Of the step before, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;

@@ -82,30 +82,62 @@ Result<void> StepCore::check_ranks() const {
   return {};
 }
 
-/// Of what is entered, where ranks have their shares of parameters alone. What a rank lacks follows
-/// from what has been entered, and from budgets, which are alike: so all lack the same.
+/// Of what is entered, where ranks have their shares of parameters alone; and of what comes next it
+/// begins to, if all ranks have their shares of that at hand: what computes then goes on beside it.
+/// What a rank lacks follows from what has been entered, and from budgets, which are alike: so all
+/// lack the same.
 Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
   if (!state_->placement().params_cut) return {};
   std::vector<std::uint32_t> lacking;
   for (const std::uint32_t unit : units) {
     if (residency_->lacks_shares(unit)) lacking.push_back(unit);
   }
+  const std::size_t now = lacking.size();
+  const AccessOrder::Access* const next = prefetcher_->next_access();
+  bool ready = next != nullptr;
+  for (const std::uint32_t unit : next != nullptr ? *next : AccessOrder::Access()) {
+    const bool entered = std::find(units.begin(), units.end(), unit) != units.end();
+    if (entered || !layout().units[unit].is_cut() || residency_->is_whole(unit)) continue;
+    lacking.push_back(unit);
+    ready = ready && residency_->has_share(unit);
+  }
   if (lacking.empty()) return {};
   const std::uint64_t digest =
-      kernels::checksum64(lacking.data(), lacking.size() * sizeof(std::uint32_t), 0);
+      kernels::checksum64(lacking.data(), lacking.size() * sizeof(std::uint32_t), now);
   const auto name_of = [this](std::uint64_t unit) {
     return unit < layout().units.size() ? layout().units[unit].name : std::to_string(unit);
   };
-  ARTESIAN_TRY_VOID(agreement_.enter(
-      step_ + 1, micro_batches_,
-      {.first = lacking.front(), .units = digest, .evaluates = evaluating_}, name_of));
-  for (const std::uint32_t unit : lacking) {
-    std::vector<std::span<std::byte>> received = residency_->shares(unit);
-    const std::vector<std::span<const std::byte>> sent(ranks(), received[state_->rank()]);
-    received[state_->rank()] = {};
-    ARTESIAN_TRY_VOID(
-        options_.group->all_to_all(sent, received, {"parameters of", layout().units[unit].name}));
-    residency_->join_shares(unit);
+  ARTESIAN_TRY(
+      all_ready,
+      agreement_.enter(
+          step_ + 1, micro_batches_,
+          {.first = units.front(), .units = digest, .evaluates = evaluating_, .ready = ready},
+          name_of));
+  for (std::size_t place = 0; place < (all_ready ? lacking.size() : now); ++place) {
+    // Until settle_shares() this pins, once more than who has entered it.
+    ARTESIAN_TRY_VOID(prefetcher_->hold(lacking[place]));
+    ARTESIAN_TRY_VOID(begin_gather(lacking[place]));
+    if (place + 1 == now) ARTESIAN_TRY_VOID(settle_shares());
+  }
+  return {};
+}
+
+Result<void> StepCore::begin_gather(std::uint32_t unit) {
+  std::vector<std::span<std::byte>> received = residency_->shares(unit);
+  const std::vector<std::span<const std::byte>> sent(ranks(), received[state_->rank()]);
+  received[state_->rank()] = {};
+  ARTESIAN_TRY(begun, options_.group->begin_all_to_all(
+                          sent, received, {"parameters of", layout().units[unit].name}));
+  gathers_.push_back({unit, std::move(begun)});
+  return {};
+}
+
+/// Of any rank at any time: nothing begins here.
+Result<void> StepCore::settle_shares() {
+  for (Gather& each : std::exchange(gathers_, {})) {
+    ARTESIAN_TRY_VOID(options_.group->end(std::move(each.begun)));
+    residency_->join_shares(each.unit);
+    ARTESIAN_TRY_VOID(prefetcher_->release(each.unit));
   }
   return {};
 }

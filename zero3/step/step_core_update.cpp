@@ -105,6 +105,7 @@ Result<void> StepCore::finish_pending() {
 
 Result<void> StepCore::complete_pending() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
+  ARTESIAN_TRY_VOID(settle_shares());
   ARTESIAN_TRY_VOID(complete_update());
   ARTESIAN_CHECK(!optimizer_->step_under_way());
   return checkpoints_->copying() ? copy_rest() : Result<void>();

@@ -40,20 +40,29 @@ class TorchGroup final : public comm::Group {
     std::uint32_t peer;
     c10::intrusive_ptr<c10d::Work> work;
   };
-
-  Result<void> move(std::span<const std::span<const std::byte>> sent,
-                    std::span<const std::span<std::byte>> received, const comm::What& what,
-                    std::uint64_t operation) override {
-    const auto tag = static_cast<int>(operation & std::uint64_t{std::numeric_limits<int>::max()});
-    const auto begin = std::chrono::steady_clock::now();
+  class Moving final : public Begun {
+   public:
+    Moving(const TorchGroup& group, std::string what) : group_(group), what_(std::move(what)) {}
+    Result<void> wait() override { return group_.wait(transfers, what_); }
     std::vector<Transfer> transfers;
+
+   private:
+    const TorchGroup& group_;
+    const std::string what_;
+  };
+
+  Result<std::unique_ptr<Begun>> begin(std::span<const std::span<const std::byte>> sent,
+                                       std::span<const std::span<std::byte>> received,
+                                       const comm::What& what, std::uint64_t operation) override {
+    const auto tag = static_cast<int>(operation & std::uint64_t{std::numeric_limits<int>::max()});
+    auto moving = std::make_unique<Moving>(*this, what.text());
     std::uint32_t peer = 0;
     const auto in_flight = [&](auto bytes, const auto& start) {
       // Gloo takes tensors; it writes only to received bytes.
       auto* const data = const_cast<std::byte*>(bytes.data());
       std::vector<at::Tensor> tensors{
           at::from_blob(data, {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
-      transfers.push_back({peer, start(tensors)});
+      moving->transfers.push_back({peer, start(tensors)});
     };
     try {
       // In another order on each rank, so that not all of them send to one.
@@ -71,7 +80,17 @@ class TorchGroup final : public comm::Group {
           return backend_->send(tensors, static_cast<int>(peer), tag);
         });
       }
-      for (Transfer& transfer : transfers) {
+    } catch (const std::exception& error) {
+      return lost(peer, what.text(), error.what());
+    }
+    return std::unique_ptr<Begun>(std::move(moving));
+  }
+
+  Result<void> wait(const std::vector<Transfer>& transfers, const std::string& what) const {
+    const auto begin = std::chrono::steady_clock::now();
+    std::uint32_t peer = 0;
+    try {
+      for (const Transfer& transfer : transfers) {
         peer = transfer.peer;
         const auto gone =
             std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
@@ -85,19 +104,19 @@ class TorchGroup final : public comm::Group {
     return {};
   }
 
-  Error lost(std::uint32_t peer, const comm::What& what, const std::string& why) const {
+  Error lost(std::uint32_t peer, const std::string& what, const std::string& why) const {
     return make_error(ErrorCode::PeerLost,
                       fmt::format("rank {} is gone: rank {} was waiting for {}: {}", peer, rank(),
-                                  what.text(), first_line(why)));
+                                  what, first_line(why)));
   }
 
-  Error silent(std::uint32_t peer, const comm::What& what) const {
+  Error silent(std::uint32_t peer, const std::string& what) const {
     std::string names = silent_ranks(store_, place());
     if (names.empty()) names = std::to_string(peer);
     return make_error(
         ErrorCode::PeerLost,
         fmt::format("rank {} has not answered for {:.0f} s: rank {} was waiting for {}", names,
-                    static_cast<double>(deadline_.count()) * 1e-3, rank(), what.text()));
+                    static_cast<double>(deadline_.count()) * 1e-3, rank(), what));
   }
 
   c10::intrusive_ptr<c10d::Backend> backend_;

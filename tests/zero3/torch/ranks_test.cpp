@@ -205,51 +205,94 @@ class Ranks : public Equality {
     return static_cast<std::size_t>(std::count_if(
         one.steps.begin(), one.steps.end(), [](const StepResult& step) { return step.overflow; }));
   }
+
+  /// Trains, and expects to move what is planned of the engine's own placement. Returns the bytes
+  /// of parameters that are to go between ranks.
+  std::uint64_t expect_as_planned(const Case& each, test_support::LocalGroup& group,
+                                  std::uint64_t all) {
+    constexpr std::uint64_t first_steady = 4;
+    auto made = make(each, &group, all);
+    EXPECT_TRUE(made.has_value()) << made.error().to_string();
+    if (!made.has_value()) return 0;
+    Engine& engine = *made->engine;
+    const auto plan = plan_step({.placement = &engine.placement(),
+                                 .stages = &made->module->stages(),
+                                 .limits = PrefetchLimits::of(engine.config().zero),
+                                 .micro_batches = engine.config().accumulation_steps,
+                                 .tokens = scale.samples * scale.length,
+                                 .lookup_width = scale.hidden});
+    EXPECT_TRUE(plan.has_value()) << plan.error().to_string();
+    if (!plan.has_value()) return 0;
+    std::uint64_t of_gradients = 0;  // rows apart
+    for (const StepEvent& event : plan->events) {
+      const bool rows = event.kind == StepEvent::Kind::Rows;
+      if (!rows) of_gradients += event.moved.grad.bus;
+    }
+    const Moved expected = plan->moved.total();
+    for (std::uint64_t step = 0; step < first_steady + 2; ++step) {
+      const std::uint64_t parameters = group.bytes_sent_of("parameters of");
+      const std::uint64_t gradients = group.bytes_sent_of("gradients of");
+      const auto batches = micro_batches(step, all, group.rank(), group.ranks());
+      const bool ran = run_micro_batches(engine, batches, true) && engine.step().has_value();
+      EXPECT_TRUE(ran);
+      if (!ran) return 0;
+      const auto done = engine.take_completed();
+      if (step < first_steady || !done.has_value()) continue;
+      EXPECT_EQ(group.bytes_sent_of("parameters of") - parameters, plan->moved.param.bus);
+      EXPECT_EQ(group.bytes_sent_of("gradients of") - gradients, of_gradients);
+      EXPECT_EQ(done->bytes_nvme_read, expected.nvme_read);
+      EXPECT_EQ(done->bytes_nvme_write, expected.nvme_write);
+      EXPECT_EQ(done->bytes_h2d, expected.to_device);
+      EXPECT_EQ(done->fetch_demand, plan->fetched.demand);
+      EXPECT_EQ(done->fetch_prefetched, plan->fetched.prefetched);
+      EXPECT_EQ(done->fetch_reused, plan->fetched.reused);
+    }
+    EXPECT_TRUE(engine.close().has_value());
+    return plan->moved.param.bus;
+  }
 };
 
-/// Everything that decides what moves where, in turn; the rest by chance.
+/// Homes and dtypes in turn; the rest by chance.
 TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
   std::uint64_t draw = 0;
   std::size_t skipped = 0;
-  for (std::uint32_t ranks = 2; ranks <= 4; ++ranks) {
-    for (int optimizer = 0; optimizer < 3; ++optimizer) {
-      for (int params = 0; params < 3; ++params) {
-        for (int dtype = 0; dtype < 4; ++dtype) {
-          const auto chance = [&](std::uint64_t values) {
-            return static_cast<int>(random_word(71, 0, draw++) % values);
-          };
-          const Case each{.ranks = ranks,
-                          .optimizer = optimizer,
-                          .params = params,
-                          .dtype = dtype,
-                          .accumulation = chance(3),
-                          .head = chance(2),
-                          .schedule = chance(4),
-                          .stage = params == 0 ? chance(4) : 3,
-                          .delays = chance(4) == 0 ? 1u : 0u,
-                          .tight = chance(2) == 1,
-                          .on_demand = chance(3) == 0};
-          SCOPED_TRACE(testing::Message()
-                       << ranks << " ranks, optimizer " << optimizer << ", params " << params
-                       << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
-                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage
-                       << (each.tight ? ", tight" : "") << (each.on_demand ? ", on demand" : ""));
-          skipped += expect_bits_of_one(each);
-          if (HasFatalFailure()) return;
-        }
+  for (int optimizer = 0; optimizer < 3; ++optimizer) {
+    for (int params = 0; params < 3; ++params) {
+      for (int dtype = 0; dtype < 4; ++dtype) {
+        const auto chance = [&](std::uint64_t values) {
+          return static_cast<int>(random_word(71, 0, draw++) % values);
+        };
+        const Case each{.ranks = static_cast<std::uint32_t>(2 + (optimizer + params + dtype) % 3),
+                        .optimizer = optimizer,
+                        .params = params,
+                        .dtype = dtype,
+                        .accumulation = chance(3),
+                        .head = chance(2),
+                        .schedule = chance(4),
+                        .stage = params == 0 && chance(2) == 0 ? chance(3) : 3,
+                        .delays = chance(3) == 0 ? 1u : 0u,
+                        .tight = chance(2) == 1,
+                        .on_demand = chance(3) == 0};
+        SCOPED_TRACE(testing::Message()
+                     << each.ranks << " ranks, optimizer " << optimizer << ", params " << params
+                     << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
+                     << each.head << ", schedule " << each.schedule << ", stage " << each.stage
+                     << (each.tight ? ", tight" : "") << (each.on_demand ? ", on demand" : ""));
+        skipped += expect_bits_of_one(each);
+        if (HasFatalFailure()) return;
       }
     }
   }
-  EXPECT_GT(skipped, 10u);  // by the loss scale of fp16
+  EXPECT_GT(skipped, 5u);  // by the loss scale of fp16
 }
 
 /// What goes between ranks, and what each moves by itself, is what is planned of the engine's own
 /// placement: to the byte, but for rows that are looked up and the few bytes of each message that
 /// ranks agree by.
 TEST_F(Ranks, BytesAreThosePlanned) {
-  constexpr std::uint64_t first_steady = 4;
   std::uint64_t draw = 0;
   std::uint64_t gathered = 0;
+  std::uint64_t beside = 0;
   for (std::uint32_t ranks = 2; ranks <= 8; ++ranks) {
     for (int params = 0; params < 3; ++params) {
       const auto chance = [&](std::uint64_t values) {
@@ -273,47 +316,16 @@ TEST_F(Ranks, BytesAreThosePlanned) {
       LocalRanks shared(ranks);
       run_ranks(shared, [&](comm::Group& group) {
         auto& counted = static_cast<test_support::LocalGroup&>(group);
-        auto made = make(each, &group, all);
-        ASSERT_TRUE(made.has_value()) << made.error().to_string();
-        Engine& engine = *made->engine;
-        const auto plan = plan_step({.placement = &engine.placement(),
-                                     .stages = &made->module->stages(),
-                                     .limits = PrefetchLimits::of(engine.config().zero),
-                                     .micro_batches = engine.config().accumulation_steps,
-                                     .tokens = scale.samples * scale.length,
-                                     .lookup_width = scale.hidden});
-        ASSERT_TRUE(plan.has_value()) << plan.error().to_string();
-        std::uint64_t of_gradients = 0;  // rows apart
-        for (const StepEvent& event : plan->events) {
-          const bool rows = event.kind == StepEvent::Kind::Rows;
-          if (!rows) of_gradients += event.moved.grad.bus;
-        }
-        const Moved expected = plan->moved.total();
-        for (std::uint64_t step = 0; step < first_steady + 2; ++step) {
-          const std::uint64_t parameters = counted.bytes_sent_of("parameters of");
-          const std::uint64_t gradients = counted.bytes_sent_of("gradients of");
-          const auto batches = micro_batches(step, all, group.rank(), ranks);
-          ASSERT_TRUE(run_micro_batches(engine, batches, true));
-          ASSERT_TRUE(engine.step().has_value());
-          const auto done = engine.take_completed();
-          if (step < first_steady) continue;
-          EXPECT_EQ(counted.bytes_sent_of("parameters of") - parameters, plan->moved.param.bus);
-          EXPECT_EQ(counted.bytes_sent_of("gradients of") - gradients, of_gradients);
-          ASSERT_TRUE(done.has_value());
-          EXPECT_EQ(done->bytes_nvme_read, expected.nvme_read);
-          EXPECT_EQ(done->bytes_nvme_write, expected.nvme_write);
-          EXPECT_EQ(done->bytes_h2d, expected.to_device);
-          EXPECT_EQ(done->fetch_demand, plan->fetched.demand);
-          EXPECT_EQ(done->fetch_prefetched, plan->fetched.prefetched);
-          EXPECT_EQ(done->fetch_reused, plan->fetched.reused);
-        }
-        if (group.rank() == 0) gathered += plan->moved.param.bus;
-        EXPECT_TRUE(engine.close().has_value());
+        const std::uint64_t planned = expect_as_planned(each, counted, all);
+        if (group.rank() != 0) return;
+        gathered += planned;
+        beside += counted.beside_others();  // of gradients, in backward
       });
       if (HasFailure()) return;
     }
   }
   EXPECT_GT(gathered, 0u);
+  EXPECT_GT(beside, 0u);
 }
 
 /// Each rank has a device with memory of its own, which computes late, early or at random; one rank
