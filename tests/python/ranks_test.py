@@ -84,6 +84,7 @@ def test_ranks_have_the_log_and_the_weights_of_one(
     assert weights_in(place.folder / "many") == weights_in(place.folder / "one") != []
     assert all(line["bytes"]["bus"] > 0 for line in many)
     assert done.stdout.count("Training, 4 steps") == 1
+    assert "nvme, written in all" in done.stdout and "TiB" not in done.stdout
     assert done.stderr.count("done after step 4 of 4") == 1
     assert list(place.nvme.iterdir()) == []
 

@@ -234,7 +234,8 @@ void Progress::step(const zero3::StepResult& r, const std::optional<double>& hel
                r.wait_input_s, r.step_s);
 }
 
-void Summary::add(const zero3::StepResult& result, const std::optional<double>& held_out_loss) {
+void Summary::add(const zero3::StepResult& result, const std::optional<double>& held_out_loss,
+                  std::uint64_t own_written) {
   if (!held_out_first_.has_value()) held_out_first_ = held_out_loss;
   if (held_out_loss.has_value()) held_out_last_ = held_out_loss;
   if (steps_++ == 0) first_ = result;
@@ -244,11 +245,12 @@ void Summary::add(const zero3::StepResult& result, const std::optional<double>& 
   tokens_ += result.tokens;
   seconds_ += result.step_s;
   bytes_written_ += result.bytes_nvme_write;
+  own_written_ += own_written;
 }
 
 void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
                     const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
-                    const zero3::KeptInputs& inputs) const {
+                    const zero3::KeptInputs& inputs, std::uint32_t ranks) const {
   if (steps_ == 0) return;
   const auto row = [&](const char* name, const std::string& value) {
     std::fprintf(out, "  %-22s %s\n", name, value.c_str());
@@ -285,7 +287,7 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   if (!io.empty()) row("nvme, moved by", io);
   row("host <-> device",
       size(last_.bytes_h2d) + " to device, " + size(last_.bytes_d2h) + " to host");
-  print_wear(out, paths);
+  print_wear(out, paths, ranks);
   if (inputs.some()) {
     const std::uint64_t stay = inputs.bytes_in(tiering::Tier::Device);
     row("kept inputs", size(inputs.bytes_in(tiering::Tier::Host)) + " in host memory, " +
@@ -301,14 +303,16 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
 
 /// Prints what the run wrote to NVMe, filling the swap files at its start included: disks wear by
 /// it.
-void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const {
-  std::uint64_t written = 0;
-  for (const zero3::SwapPathUse& path : paths) written += path.bytes_written;
+void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths,
+                         std::uint32_t ranks) const {
+  std::uint64_t own = 0;
+  for (const zero3::SwapPathUse& path : paths) own += path.bytes_written;
+  const std::uint64_t at_start = (own - own_written_) * ranks;  // their shares are of one size
   const double per_step = static_cast<double>(bytes_written_) / static_cast<double>(steps_);
   std::fprintf(out, "  %-22s %s, of it %s at the start; %.3g TB per 1,000 steps\n",
-               "nvme, written in all", format_size(written).c_str(),
-               format_size(written - bytes_written_).c_str(), per_step * 1e3 / 1e12);
-  if (paths.size() < 2) return;
+               "nvme, written in all", format_size(at_start + bytes_written_).c_str(),
+               format_size(at_start).c_str(), per_step * 1e3 / 1e12);
+  if (paths.size() < 2 || ranks > 1) return;
   for (const zero3::SwapPathUse& path : paths) {
     std::fprintf(out, "    %-20s %s read, %s written through %s\n", "of it",
                  format_size(path.bytes_read).c_str(), format_size(path.bytes_written).c_str(),

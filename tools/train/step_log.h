@@ -86,26 +86,30 @@ class Progress {
 class Summary {
  public:
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
-  void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
+  /// `own_written`: what this rank wrote to NVMe; the result has what all did.
+  void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss,
+           std::uint64_t own_written);
   std::uint64_t steps() const noexcept { return steps_; }
   /// True if there were steps and all were skipped: none changed a weight.
   bool all_skipped() const noexcept { return steps_ != 0 && steps_ == skipped_; }
   const zero3::StepResult& last() const noexcept { return last_; }
-  /// Prints the summary, with a line for each folder of swap files if there are several. `io`: how
-  /// their bytes were moved; empty: no line.
+  /// Prints the summary, with a line for each folder of swap files if there are several, and one
+  /// rank. `paths`: this rank's. `io`: how their bytes were moved; empty: no line.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
              const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
-             const zero3::KeptInputs& inputs) const;
+             const zero3::KeptInputs& inputs, std::uint32_t ranks) const;
 
  private:
-  void print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths) const;
+  void print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths,
+                  std::uint32_t ranks) const;
   void print_process(std::FILE* out) const;
 
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_ = 0;
   std::uint64_t taken_back_ = 0;
   std::uint64_t tokens_ = 0;
-  std::uint64_t bytes_written_ = 0;
+  std::uint64_t bytes_written_ = 0;  // by all ranks
+  std::uint64_t own_written_ = 0;
   double seconds_ = 0.0;
   std::optional<double> held_out_first_, held_out_last_;
   zero3::StepResult first_;

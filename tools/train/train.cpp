@@ -566,6 +566,7 @@ Result<void> TrainRun::report_completed(const std::optional<std::string>& digest
                                         const std::optional<double>& held_out) {
   auto own = engine_->take_completed();
   if (!own.has_value()) return {};
+  const std::uint64_t own_written = own->bytes_nvme_write;
   ARTESIAN_TRY(of_all, ranks_.of_all(*std::move(own)));
   const zero3::StepResult* const result = &of_all;
   const double flops = models::flops_per_token(model_config_, length_);
@@ -573,7 +574,7 @@ Result<void> TrainRun::report_completed(const std::optional<std::string>& digest
                         (result->step_s > 0 ? result->step_s : 1.0) * 1e-12;
   step_log_->write(*result, {.tflops = tflops, .digest = digest, .held_out_loss = held_out});
   trackers_->write(*result, held_out);
-  summary_.add(*result, held_out);
+  summary_.add(*result, held_out, own_written);
   progress_->step(*result, held_out);
   return {};
 }
@@ -728,7 +729,8 @@ Result<void> TrainRun::print_table() {
   summary_.print(to_stdout() ? stderr : stdout, budgets_,
                  options_.device == "cpu" ? Summary::DeviceMemory::OfTheProcess
                                           : Summary::DeviceMemory::OfAGpu,
-                 engine_->path_use(), engine_->describe_io(), engine_->placement().inputs);
+                 engine_->path_use(), engine_->describe_io(), engine_->placement().inputs,
+                 ranks_.ranks());
   return flush_stdout();
 }
 
