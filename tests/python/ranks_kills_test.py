@@ -10,6 +10,7 @@ import dataclasses
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,8 @@ class Ranks:
         named = any(own + end in words for end in ("is gone", "has not answered", "has not come"))
         torchrun = f"(local_rank: {turn.victim})" in words and "-9" in words
         assert named or torchrun, f"{turn}: nobody names it: {words[-3000:]}"
+        silent = ", ".join(re.findall(r"rank ([0-9, ]+) has not answered", words)).split(", ")
+        assert {*silent} <= {"", str(turn.victim)}, f"{turn}: others did: {words[-3000:]}"
         return took
 
     def end(self):

@@ -183,6 +183,36 @@ def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
     assert (tmp_path / "warned" / "latest").read_text() == "rank0"
 
 
+OWN = """
+import json, sys, artesian, torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.manual_seed(7 + rank)
+model = torch.nn.Linear(4, 4)
+model.register_buffer("table", torch.arange(4.0) * (rank + 1))
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+          "artesian": {"device_memory": "1MiB", "host_memory": "1MiB"}}
+engine = artesian.initialize(model=model, config=config)[0]
+table = model.table.tolist()
+engine.backward(engine(torch.ones(2, 4)).square().sum())
+engine.step()
+engine.save_checkpoint(sys.argv[1] + "/saved")
+drawn = torch.rand(3).tolist()
+engine.load_checkpoint(sys.argv[1] + "/saved")
+said = {"table": table, "drawn": drawn, "again": torch.rand(3).tolist()}
+json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+"""
+
+
+def test_buffers_begin_as_rank_0s_and_each_rank_draws_as_it_did_before(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    torchrun(tmp_path, 2, tmp_path / "own.py", tmp_path)
+    first, second = (json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1))
+    assert first["table"] == second["table"] == [0.0, 1.0, 2.0, 3.0]
+    assert first["again"] == first["drawn"] and second["again"] == second["drawn"]
+    assert first["drawn"] != second["drawn"]
+
+
 TRAINER = """
 import json, sys, torch, transformers
 accumulation, out, resume = (sys.argv[1:] + [""])[:3]
