@@ -12,8 +12,8 @@
 
 namespace artesian::models {
 
-/// Says what forward keeps for backward: everything, or the input of each block, from which the
-/// block is computed again; and that in a tensor, or in a tier's memory.
+/// What forward keeps for backward. All: everything. BlockInputs: the input of each block alone, as
+/// a tensor, from which the block is computed again. InputsInTiers: that in a tier's memory.
 enum class Kept : std::uint8_t { All, BlockInputs, InputsInTiers };  // the last: in no tensor
 
 struct ActivationOptions {

@@ -101,7 +101,7 @@ DeviceWork device_work(const ModelConfig& config, std::uint64_t length, DType dt
   // time it reads them from caches); their losses.
   work.head_forward = {
       .products = products.head, .bytes = size * (2 * hidden + 2 * vocabulary), .launches = 7.0};
-  // Backward multiplies the gradient of the input, and the input for that of the weight.
+  // Backward makes two products: the gradient of the input, and the gradient of the weight.
   work.head_backward = {.products = 2 * products.head,
                         .bytes = size * (3 * hidden + 4 * hidden),
                         .launches = product_backward + norm_backward + 5.0};

@@ -39,7 +39,7 @@ class InOrder {
   std::size_t next_ = 0;
 };
 
-/// Shape: [samples, heads, length, head]; of keys and values key_value_heads.
+/// Shape: query: [samples, heads, length, head_size]; key, value: key_value_heads for heads.
 struct Heads {
   at::Tensor query, key, value;
 };

@@ -80,7 +80,7 @@ class Fields {
   const Json& object_;
 };
 
-/// A profile without them is one of before they were kept.
+/// Returns nothing for an older profile, from before the best options were stored.
 std::optional<aio::EngineOptions> read_best(const Json& json, Fields& fields) {
   const auto found = json.find("aio");
   if (found == json.end()) return {};

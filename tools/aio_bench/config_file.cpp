@@ -126,7 +126,7 @@ Result<void> check_settings_alone(const std::string& path) {
 Result<void> check_apply_settings(const std::string& given) {
   ARTESIAN_TRY(path, canonical_path(given));
   ARTESIAN_TRY(text, read_text(path));
-  // With an engine to write, so that what forbids that is known too.
+  // Tried with some engine, so that whatever forbids to write one is found now.
   ARTESIAN_TRY(edited, with_settings(text, given, {}, aio::EngineKind::Threads));
   ARTESIAN_CHECK(!edited.empty());
   struct stat status {};

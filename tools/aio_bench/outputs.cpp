@@ -51,7 +51,7 @@ void check_distinct(const TuneOutputs& outputs, Faults& faults) {
   }
 }
 
-/// A file that holds more than settings is a training's config, say.
+/// Refuses to overwrite a file that holds more than settings, such as a training's config.
 void check_config_out(const std::string& path, Faults& faults) {
   std::error_code failed;
   if (path.empty() || !fs::is_regular_file(path, failed)) return;

@@ -17,8 +17,8 @@ struct RunOptions {
   Direct direct = Direct::IfAligned;
 };
 
-/// Whoever looks on: at the measurement, and at the passes before and after it ("writing",
-/// "checking").
+/// Functions that are told of progress, or null: `measurement`, and `pass` for the passes before
+/// ("writing") and after it ("checking").
 struct RunWatch {
   Watch measurement = nullptr;
   std::function<void(const char* stage, const Pass&)> pass = nullptr;

@@ -112,7 +112,7 @@ struct PlanFigures {
   std::uint64_t activations = 0;  // an estimate
   zero3::MovedByKind moved;
   zero3::StepTime time;
-  /// Seconds of a step where every step is clipped, so that none makes some of its update ahead.
+  /// Seconds of a step if gradients are clipped in each, so that no update begins under backward.
   double clipped_seconds = 0.0;
   std::uint64_t tokens = 0;  // tokens of a step, of all ranks
   double tokens_per_s = 0.0;

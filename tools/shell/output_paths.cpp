@@ -64,7 +64,7 @@ class Destination {
   bool exists_;
 };
 
-/// Names the other file that this output is, or nothing.
+/// If the output would be the file of another flag, returns words that name it; else nothing.
 std::optional<std::string> conflict(const Destination& output, const FlagPath& other) {
   if (other.path.empty()) return std::nullopt;
   const Destination place(other.path);

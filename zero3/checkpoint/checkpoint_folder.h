@@ -7,10 +7,10 @@
 // the folder synced again; only then older ones go. So a cut at any moment leaves `latest` at a
 // checkpoint that is whole.
 //
-// Note [A tag that is there]: names are exchanged, so that the tag is always that of a whole one.
-// Where the file system cannot (NFS, FUSE, overlays), the old one is moved to ".old-TAG-ID" first,
-// and the tag is nobody's for a moment: recovery, before it removes anything, gives it to the new
-// one if that is whole, else back to the old one.
+// Note [A tag that is there]: the two folders exchange their names, so that the tag always names a
+// whole checkpoint. Where the file system cannot (NFS, FUSE, overlays), the old one is moved to
+// ".old-TAG-ID" first, and for a moment no folder has the tag. Before recovery removes anything, it
+// gives the tag to the new checkpoint if that is whole, else back to the old one.
 //
 // Note [What goes]: a checkpoint of this run's line that is to go is renamed to ".gone-TAG-ID", and
 // that made durable, before a byte of it is touched. Its data file then becomes the next one's: the

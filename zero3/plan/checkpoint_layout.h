@@ -47,11 +47,11 @@ struct SavedArrayFormat {
   std::string_view name;
   std::string_view role;      // "master", "weight", or a moment: "exp_avg", "sum"
   std::string_view encoding;  // "plain", "split-v1(high)", "split-v1(low)", "split-v1(tie)"
-  std::string_view dtype;     // safetensors dtype of a moment; empty: F32, F16 or BF16
-                              // F32 stands for BF16, too
+  std::string_view dtype;     // safetensors dtype of a moment; empty: F32, F16 or BF16 is allowed;
+                              // "F32": BF16 is allowed, too
 };
 const SavedArrayFormat& format_of(SavedArray array) noexcept;
-/// What an array has of an optimizer's moments; None: it is no moment.
+/// Which of an optimizer's moments an array holds; None: it holds none.
 enum class MomentKind : std::uint8_t { None, Average, Squares, SignedSquares };
 MomentKind moment_kind(SavedArray array) noexcept;
 /// Finds the array of this name. Errors: Unsupported: role, encoding or dtype are

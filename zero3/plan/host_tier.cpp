@@ -168,7 +168,7 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
   return std::nullopt;
 }
 
-/// Fills `spare`; where gradients spill then, it is less by the buffer in which they are added.
+/// Gives candidates the `spare` bytes; if gradients spill, less the buffer where these are added.
 HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Candidate> candidates,
                    std::uint64_t spare, std::optional<Cost> to_beat) {
   Placement& plan = draft.placement;

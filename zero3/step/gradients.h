@@ -52,11 +52,11 @@ class Gradients {
 
   /// Forgets all accumulated gradients: the next addition to each parameter replaces them.
   void begin_step() noexcept;
-  /// Adds one micro-batch's gradients of parameters of one unit, in its added_dtype() and in the
-  /// model's memory: all of them, or some in each of several calls. With several ranks all call it
-  /// alike, and what every rank has made is added: GradientExchange. Of a separate device, they are
-  /// complete once `written` has passed; they may be released when this returns. Errors: Io,
-  /// Corrupt, Timeout (spilled units, separate devices), the group's.
+  /// Adds one micro-batch's gradients of one unit's parameters, all at once or some in each call.
+  /// They are in added_dtype() and in the model's memory; on a separate device they are complete
+  /// once `written` has passed. They may be released when this returns. With several ranks all make
+  /// the same calls, and what every rank has made is added (GradientExchange). Errors: Io, Corrupt,
+  /// Timeout (spilled units, separate devices), the group's.
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {}) noexcept;
   /// The same for a parameter that is a unit by itself, where the host computes, when its gradient

@@ -144,7 +144,7 @@ class StepCore : public StepFlow<StepCore> {
   /// A batch of the group cannot be taken: as if its forward had not been tried, on all ranks.
   /// Errors: with several ranks, the group's.
   Result<void> refuse_forward() noexcept;
-  /// What all ranks may do, of what each would. Errors: the group's.
+  /// Returns the least of the ranks' values, the same on all of them. Errors: the group's.
   Result<std::uint64_t> least_of_ranks(std::uint64_t value, const char* what) {
     return remember(agreement_.least(value, what));
   }
@@ -228,14 +228,14 @@ class StepCore : public StepFlow<StepCore> {
   /// Checkpoints::finish, which end nothing; Io, Corrupt, Timeout of the tiers, which end the run:
   /// state_of_step() tells.
   Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
-  /// The step under way will be saved: what its update makes under its last backward, which has not
-  /// begun, is copied there, and not read later. Of the request folder, tag and buffers count, and
-  /// those of the begin_checkpoint() or save_checkpoint() that must follow the step are these.
-  /// Errors: Invalid (out of order), Busy, those of open_checkpoints().
+  /// Announces, before the last backward begins, that the step will be saved. What the update
+  /// makes under that backward is then copied at once, and not read later. Of the request, folder,
+  /// tag and buffers count: begin_checkpoint() or save_checkpoint() must follow the step, with the
+  /// same ones. Errors: Invalid (out of order), Busy, those of open_checkpoints().
   Result<void> expect_checkpoint(const SaveRequest& request);
-  /// save_checkpoint() beside the training, in three calls. Begins to save the state after the last
-  /// step, between steps; the update that completes it copies it: Note [Copied as it passes] in
-  /// checkpoints.h. Errors: Invalid, Busy, those of open_checkpoints().
+  /// save_checkpoint() beside training, in three calls. Begins, between steps, to save the state
+  /// after the last one. The update that is still to come copies the state as it makes it: Note
+  /// [Copied as it passes] in checkpoints.h. Errors: Invalid, Busy, those of open_checkpoints().
   Result<void> begin_checkpoint(const SaveRequest& request);
   /// Starts to make it durable, and returns: any time after begin_checkpoint(), at best once the
   /// next forward has completed the update; before, it does. `trainer`: in place of the request's.

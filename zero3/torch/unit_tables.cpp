@@ -138,9 +138,9 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     return {of_input, of_weight, of_bias, {}, {}};
   }
 
-  /// True where PyTorch multiplies the matrices of a batch one by one, whose bits differ from those
-  /// of one product over all rows: where the weight is frozen, and the rows cannot be viewed as one
-  /// matrix, as those of `hidden[:, -1:]`. It repeats the weight for each matrix.
+  /// True if PyTorch multiplies a batch's matrices one by one by a frozen weight, which it then
+  /// repeats for each: if the rows cannot be viewed as one matrix, as those of `hidden[:, -1:]`.
+  /// The result's bits differ from those of one product over all rows.
   /// Source: should_fold() in ATen/native/LinearAlgebra.cpp.
   static bool one_by_one(const at::Tensor& input) {
     if (input.dim() < 3 || input.numel() == 0) return false;
