@@ -129,7 +129,7 @@ Result<std::unique_ptr<comm::Group>> connect_ranks(const comm::Launch& launch,
     return make_torch_group(std::move(backend), met->store,
                             {.place = place, .deadline_seconds = deadline_seconds});
   } catch (const std::exception& error) {
-    std::string names = silent_ranks(met->store, place);
+    std::string names = silent_ranks(met->store, place).value_or("");
     if (names.empty() && first_serves) names = "0";
     return not_met(names, launch, error.what());
   }

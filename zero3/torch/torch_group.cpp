@@ -111,7 +111,8 @@ class TorchGroup final : public comm::Group {
   }
 
   Error silent(std::uint32_t peer, const std::string& what) const {
-    std::string names = silent_ranks(store_, place());
+    // Rank 0 keeps the store, unless the launcher does, which then ends all ranks anyway.
+    std::string names = silent_ranks(store_, place()).value_or("0");
     if (names.empty()) names = std::to_string(peer);
     return make_error(
         ErrorCode::PeerLost,
@@ -127,7 +128,8 @@ class TorchGroup final : public comm::Group {
 }  // namespace
 
 /// Who keeps the store may be the one that is gone, or silent: then a call may never return.
-std::string silent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const comm::Place& place) {
+std::optional<std::string> silent_ranks(const c10::intrusive_ptr<c10d::Store>& store,
+                                        const comm::Place& place) {
   const auto ask = [store, place]() -> Result<std::string> {
     const auto key = [](std::uint32_t rank) { return fmt::format("gave_up/{}", rank); };
     std::string names;
@@ -145,8 +147,8 @@ std::string silent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const com
   };
   auto started = DetachedCall<std::string>::start("asking which rank is silent", ask);
   if (!started.has_value()) return {};
-  const auto names = started->wait(Deadline::after_seconds(3.0));
-  return names.has_value() ? *names : std::string();
+  auto names = started->wait(Deadline::after_seconds(2.0));
+  return names.has_value() ? std::optional(*std::move(names)) : std::nullopt;
 }
 
 Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::Backend> backend,

@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/result.h"
@@ -32,8 +33,9 @@ Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::B
                                                       const TorchGroupOptions& options);
 
 /// The ranks that give up waiting say so in the store; a second later those that have not are the
-/// ones that are waited for: "1, 3"; or nothing, where all have, or the store does not answer.
-std::string silent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const comm::Place& place);
+/// ones that are waited for: "1, 3"; empty if all have. Nothing if the store does not answer.
+std::optional<std::string> silent_ranks(const c10::intrusive_ptr<c10d::Store>& store,
+                                        const comm::Place& place);
 
 /// A group of Gloo's, of the ranks that a launcher has started, of whom there are several: meets
 /// them at the launch's address. Errors: Unsupported (this LibTorch is not one that this was built
