@@ -86,8 +86,8 @@ class Group {
   double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }
 
  protected:
-  /// Of all_to_all, whose sizes are right; it keeps none of the spans' own memory. `operation`
-  /// counts them from 0.
+  /// Begins an all_to_all, whose sizes are right already. Implementations copy the lists of spans.
+  /// `operation` counts the operations from 0.
   virtual Result<std::unique_ptr<Begun>> begin(std::span<const std::span<const std::byte>> sent,
                                                std::span<const std::span<std::byte>> received,
                                                const What& what, std::uint64_t operation) = 0;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/units.h"
@@ -15,6 +16,22 @@ namespace {
 constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded in one go
 constexpr std::uint64_t piece_bytes_max =
     4 << 20;  // bytes of one read; the first half expands while the second is read
+
+/// Calls `load` for the blocks [begin, end) in parallel; returns the first for which it is false.
+template <typename Load>
+std::optional<std::uint64_t> first_bad(Executor& executor, std::uint64_t begin, std::uint64_t end,
+                                       const Load& load) {
+  std::atomic<std::uint64_t> bad{end};
+  executor.parallel_for(end - begin, 1, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t block = begin + from; block < begin + to; ++block) {
+      if (load(block)) continue;
+      std::uint64_t seen = bad.load();
+      while (block < seen && !bad.compare_exchange_weak(seen, block)) {
+      }
+    }
+  });
+  return bad.load() == end ? std::nullopt : std::optional(bad.load());
+}
 
 /// SlotState, and by what a slot that is Fetching is filled.
 enum class Contents : std::uint8_t {
@@ -348,32 +365,22 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   const bool cast = slot.unit.stored != slot.unit.computed;
   const std::byte* source =
       from_nvme ? slot.memory.data() + slot.tail_offset() : store_.memory(shard);
-  std::atomic<std::uint64_t> bad{~std::uint64_t{0}};
   const auto load_block = [&](std::uint64_t block) {
     const std::uint64_t first = block * grain;
     const std::uint64_t count = std::min(grain, slot.unit.image - first);
     const std::byte* data = source + first * stored;
-    if (from_nvme && !store_.verify(shard, block, data).has_value()) {
-      std::uint64_t seen = bad.load();
-      while (block < seen && !bad.compare_exchange_weak(seen, block)) {
-      }
-      return;  // never used: the caller gets the error
-    }
+    if (from_nvme && !store_.verify(shard, block, data).has_value()) return false;
     std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
     if (cast) {
       kernels::expand_streamed(data, slot.unit.stored, reinterpret_cast<float*>(target), count);
     } else if (!from_nvme) {
       std::memcpy(target, data, count * stored);
     }
+    return true;
   };
-  const std::uint64_t block_first = begin / grain;
-  const std::uint64_t block_count = (end + grain - 1) / grain - block_first;
-  executor_.parallel_for(block_count, 1, [&](std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t block = from; block < to; ++block) load_block(block_first + block);
-  });
-  const std::uint64_t worst = bad.load();
-  if (worst == ~std::uint64_t{0}) return {};
-  return store_.verify(shard, worst, source + worst * grain * stored);  // the error in full
+  const auto bad = first_bad(executor_, begin / grain, (end + grain - 1) / grain, load_block);
+  if (!bad.has_value()) return {};
+  return store_.verify(shard, *bad, source + *bad * grain * stored);  // the error in full
 }
 
 /// Brings this rank's share to its place as it is stored.
@@ -385,25 +392,16 @@ Result<void> Residency::load_share(Slot& slot) noexcept {
   ARTESIAN_TRY_VOID(await_pieces(slot, slot.unit.share));
   const std::uint64_t begin_ns = monotonic_ns();
   std::byte* const target = slot.memory.data() + slot.tail_offset();
-  std::atomic<std::uint64_t> bad{~std::uint64_t{0}};
-  const std::uint64_t blocks = (bytes + block_bytes - 1) / block_bytes;
-  executor_.parallel_for(blocks, 1, [&](std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t block = from; block < to; ++block) {
-      const std::uint64_t first = block * block_bytes;
-      if (!from_nvme) {
-        std::memcpy(target + first, store_.memory(shard) + first,
-                    std::min(block_bytes, bytes - first));
-      } else if (!store_.verify(shard, block, target + first).has_value()) {
-        std::uint64_t seen = bad.load();
-        while (block < seen && !bad.compare_exchange_weak(seen, block)) {
-        }
-      }
-    }
-  });
+  const auto load_block = [&](std::uint64_t block) {
+    const std::uint64_t first = block * block_bytes;
+    if (from_nvme) return store_.verify(shard, block, target + first).has_value();
+    std::memcpy(target + first, store_.memory(shard) + first, std::min(block_bytes, bytes - first));
+    return true;
+  };
+  const auto bad = first_bad(executor_, 0, (bytes + block_bytes - 1) / block_bytes, load_block);
   cast_ns_ += monotonic_ns() - begin_ns;
-  const std::uint64_t worst = bad.load();
-  if (worst != ~std::uint64_t{0}) {  // the error in full, and no other rank gets the share
-    return store_.verify(shard, worst, target + worst * block_bytes);
+  if (bad.has_value()) {  // the error in full, and no other rank gets the share
+    return store_.verify(shard, *bad, target + *bad * block_bytes);
   }
   if (!from_nvme || slot.unit.stored != slot.unit.computed) bytes_to_device_ += bytes;
   return {};

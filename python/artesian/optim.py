@@ -15,7 +15,7 @@ from artesian.errors import InvalidError, UnsupportedError
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
-# not refused
+# Defaults of torch.optim.AdamW.
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),

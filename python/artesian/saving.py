@@ -102,7 +102,8 @@ def model_files(engine: Engine) -> dict[str, bytes]:
     return {} if write is None else {"config.json": write().encode()}
 
 
-HELD: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()  # by whom
+# The folder that each engine saved in last.
+HELD: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 
 
 def check_tags(engine: Engine, tag: str | None) -> None:

@@ -40,7 +40,7 @@ class LocalRanks {
   /// Operations that all ranks have done.
   std::uint64_t operations() const noexcept { return operations_; }
 
-  /// What all ranks give to one operation.
+  /// An operation that is under way: each rank's memory for it.
   struct Operation {
     struct Offer {
       std::string what;

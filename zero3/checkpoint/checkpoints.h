@@ -45,9 +45,9 @@ namespace artesian::zero3 {
 
 /// Says where checkpoints go.
 struct CheckpointPlace {
-  std::string directory{};  // Where checkpoints are written, and how.
+  std::string directory{};  // made if the folder above it exists
   std::uint32_t keep = 2;   // newest ones of this run's line; 0: all
-  /// number of this run's newest checkpoints to keep; 0: all
+  /// True if the room of the next one is taken at once, and kept.
   bool reserve = true;
   double probe_seconds = 0.0;     // of a write that measures the folder; 0: none
   double stall_seconds = 10.0;    // after which a target that does not answer is given up

@@ -14,8 +14,7 @@ constexpr std::string_view always_overlapped =
     "reads and writes are always in flight under the compute";
 constexpr std::string_view pinned =
     "page-lock host memory; false in either section leaves it pageable, but for buffers of copies "
-    "to "
-    "and from a GPU (docs/memory.md)";
+    "to and from a GPU (docs/memory.md)";
 
 constexpr ConfigKey zero_rows[] = {
     {.path = "zero_optimization",

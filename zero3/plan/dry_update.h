@@ -76,7 +76,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     bool told = false;        // what it moves is known
   };
 
-  friend UpdateFlow;  // UpdateFlow plays this class
+  friend UpdateFlow;  // which this class plays
   Ring& ring() noexcept { return ring_; }
   bool separate() const noexcept { return plan_.separate_device; }
   Result<void> begin_pass() {

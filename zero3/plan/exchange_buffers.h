@@ -27,11 +27,13 @@ struct ExchangeBuffers {
   std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
 };
 
+/// What decides how large they are, beside the model.
 struct ExchangeOfRanks {
   std::uint64_t ranks = 2;  // of which there are several
   bool hooked = false;      // somebody else runs the model: gradients come in each rank's own order
   bool in_tiles = false;    // the host computes, and makes some parameters' gradients so
 };
+/// The buffers of a run with several ranks.
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
                                  DType param_dtype, const ExchangeOfRanks& of);
 

@@ -130,10 +130,14 @@ void note_inputs(const KeptInputs& inputs, Notes& notes) {
 void note_host_updates(const PlacementRequest& request, Notes& notes) {
   const Config& config = *request.config;
   if (!host_updates_all(request) || config.zero.offload_optimizer.device != Offload::None) return;
-  std::string why =
-      fmt::format("with {}, which is computed by the CPU", type_name(config.optimizer));
-  if (config.artesian.moments != DType::Float32) why = "with artesian.moments bf16";
-  if (request.ranks > 1) why = fmt::format("with {} ranks, between which it goes", request.ranks);
+  std::string why;
+  if (request.ranks > 1) {
+    why = fmt::format("with {} ranks, between which it goes", request.ranks);
+  } else if (config.artesian.moments != DType::Float32) {
+    why = "with artesian.moments bf16";
+  } else {
+    why = fmt::format("with {}, which is computed by the CPU", type_name(config.optimizer));
+  }
   notes.push_back("offload_optimizer: none is cpu beside a GPU " + why);
 }
 

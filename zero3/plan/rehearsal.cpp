@@ -166,7 +166,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return last && !separate ? end_stage(access.stage) : Result<void>();
   }
 
-  friend StepFlow;  // StepFlow plays this class
+  friend StepFlow;  // which this class plays
   Prefetcher& prefetcher() { return prefetcher_; }
   DryUpdate& update() { return update_; }
   auto& under_backward() { return under_backward_; }

@@ -131,14 +131,14 @@ std::vector<GradientExchange::Copy> GradientExchange::copies_of(
 Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own,
                                     std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
-  const std::uint64_t source_size = dtype_size(own.dtype);
-  const std::vector<Copy> whole = copies_of(unit, own.gradients, own.dtype, first, count);
-  if (own.on_device) {
+  const std::uint64_t source_size = dtype_size(own.source.dtype);
+  const std::vector<Copy> whole = copies_of(unit, own.gradients, own.source.dtype, first, count);
+  if (own.source.on_device) {
     ARTESIAN_CHECK(reader_ != nullptr && source_size == size, size);
     std::vector<tiering::DeviceReader::Part> parts;
     parts.reserve(whole.size());
     for (const Copy& copy : whole) parts.push_back({copy.from, copy.count * size});
-    return reader_->read(parts, own.written,
+    return reader_->read(parts, own.source.written,
                          [&](std::size_t part, std::uint64_t offset,
                              std::span<const std::byte> piece) -> Result<void> {
                            std::memcpy(whole[part].to + offset, piece.data(), piece.size());
@@ -169,7 +169,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
 Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& own,
                                    const Sink& sink) {
   const Unit& described = plan_.layout.units[unit];
-  ARTESIAN_CHECK(own.dtype == DType::Float32 || own.dtype == plan_.param_dtype, unit);
+  ARTESIAN_CHECK(own.source.dtype == DType::Float32 || own.source.dtype == plan_.param_dtype, unit);
   std::vector<bool> mine(described.parameters.size());
   for (const ParameterGradient& gradient : own.gradients) {
     ARTESIAN_CHECK(plan_.layout.places[gradient.parameter].unit == unit, unit, gradient.parameter);

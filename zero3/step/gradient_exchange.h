@@ -32,12 +32,17 @@ struct RowsOfLookup {
   const float* gradient = nullptr;  // [rows, width], host memory
 };
 
-/// Gradients of parameters of one unit.
-struct GradientsOfUnit {
-  std::span<const ParameterGradient> gradients;
+/// Says in which memory gradients are, and of what dtype.
+struct GradientSource {
   DType dtype = DType::Float32;  // or rounded to the parameters' already
   bool on_device = false;        // of a separate device, complete once `written` has passed
   tiering::DeviceFence written{};
+};
+
+/// Gradients of parameters of one unit.
+struct GradientsOfUnit {
+  std::span<const ParameterGradient> gradients;
+  GradientSource source{};
 };
 
 class GradientExchange {

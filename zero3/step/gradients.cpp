@@ -160,7 +160,7 @@ void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dt
 
 /// Adds pieces to the unit's accumulator in host memory.
 Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& pieces,
-                                   const Source& source) noexcept {
+                                   const GradientSource& source) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
   const auto target_of = [&](const Piece& piece) { return memory + piece.first * size; };
   const std::uint64_t source_size = dtype_size(source.dtype);
@@ -198,12 +198,9 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
                             tiering::DeviceFence written) noexcept {
   const Layout& layout = state_.layout();
   ARTESIAN_CHECK(trainable(unit), unit);
-  if (exchange_.has_value()) {
-    return add_of_all_ranks(unit, {.gradients = gradients,
-                                   .dtype = added_dtype(unit),
-                                   .on_device = ends_at_device(route(unit)),
-                                   .written = written});
-  }
+  const GradientSource source{
+      .dtype = added_dtype(unit), .on_device = ends_at_device(route(unit)), .written = written};
+  if (exchange_.has_value()) return add_of_all_ranks(unit, {gradients, source});
   std::vector<Piece> pieces;
   for (const ParameterGradient& gradient : gradients) {
     const ParameterPlace& place = layout.places[gradient.parameter];
@@ -213,8 +210,6 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
                       !set_[gradient.parameter]});
     reached_[gradient.parameter] = set_[gradient.parameter] = true;
   }
-  const Source source{
-      .dtype = added_dtype(unit), .on_device = ends_at_device(route(unit)), .written = written};
   return add_pieces(unit, std::move(pieces), source);
 }
 
@@ -243,8 +238,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
     }
     if (some) {
       ARTESIAN_TRY_VOID(
-          add_pieces(unit, std::move(pieces),
-                     {.dtype = state_.placement().param_dtype, .on_device = false, .written = {}}));
+          add_pieces(unit, std::move(pieces), {.dtype = state_.placement().param_dtype}));
     }
     if (rows == nullptr) return {};
     return add_runs(described.parameters.front(), *rows, arrived.rank,
@@ -276,7 +270,7 @@ void Gradients::check_apart(std::uint32_t unit, const std::vector<Piece>& pieces
 }
 
 Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
-                                   const Source& source) noexcept {
+                                   const GradientSource& source) noexcept {
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.first < b.first; });
   ARTESIAN_CHECK(!summed_[unit], unit);  // sum_final() came after the last of them
@@ -357,7 +351,7 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
     const ParameterGradient gradient{parameter, parts.target};
     ARTESIAN_TRY_VOID(add_of_all_ranks(
         place.unit, {.gradients = std::span(&gradient, parts.added == place.numel ? 1 : 0),
-                     .dtype = state_.placement().param_dtype}));
+                     .source = {.dtype = state_.placement().param_dtype}}));
     return parts.added;
   }
   if (parts.added == 0) return std::uint64_t{0};  // not used by this forward

@@ -138,12 +138,6 @@ class Gradients {
     const std::byte* data;
     bool fresh;  // the first of this step: it sets what the others are added to
   };
-  /// Says where pieces are and of what dtype.
-  struct Source {
-    DType dtype = DType::Float32;
-    bool on_device = false;  // in a separate device's memory
-    tiering::DeviceFence written;
-  };
   /// `rows`: what is added of each rank behind its gradients; may be null.
   Result<void> add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
                                 const GradientExchange::Rows* rows = nullptr) noexcept;
@@ -172,7 +166,7 @@ class Gradients {
   InShare in_share(const ParameterPlace& place) const noexcept;
   void check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept;
   Result<void> add_pieces(std::uint32_t unit, std::vector<Piece> pieces,
-                          const Source& source) noexcept;
+                          const GradientSource& source) noexcept;
   /// A parameter whose gradient is coming in parts.
   struct Parts {
     std::byte* target = nullptr;  // of its first element; before sending, if there are ranks
@@ -189,9 +183,9 @@ class Gradients {
   Result<Held*> hold(std::uint32_t unit) noexcept;
   Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
-                             const Source& source) noexcept;
+                             const GradientSource& source) noexcept;
   Result<void> accumulate(std::byte* memory, const std::vector<Piece>& pieces,
-                          const Source& source) noexcept;
+                          const GradientSource& source) noexcept;
   Result<void> add_rows_on_device(
       const std::vector<Piece>& rows,
       const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;

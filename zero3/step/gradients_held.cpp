@@ -68,7 +68,7 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
     return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
   };
   const std::vector<ParameterGradient> held = sums_->of_unit(unit);
-  const GradientsOfUnit own{.gradients = held, .dtype = state_.placement().param_dtype};
+  const GradientsOfUnit own{.gradients = held, .source = {.dtype = state_.placement().param_dtype}};
   if (!some(has_rows)) {
     return some(has_whole) ? add_of_all_ranks(unit, own) : Result<void>();
   }

@@ -24,7 +24,7 @@ Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
 
 /// Source memory of the host must stay until this returns; it waits for its copies.
 Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                      const Source& source) noexcept {
+                                      const GradientSource& source) noexcept {
   const Placement& plan = state_.placement();
   tiering::Device& device = state_.device();
   const std::uint64_t size = dtype_size(plan.grad_dtype);

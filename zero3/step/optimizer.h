@@ -172,7 +172,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   enum class Copy : std::uint8_t { ToOld, FromOld };
   void copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end, Copy way) noexcept;
 
-  friend UpdateFlow;  // UpdateFlow plays this class
+  friend UpdateFlow;  // which this class plays
   SubGroupStream& ring() noexcept { return stream_; }
   bool separate() const noexcept { return state_.separate_device(); }
   Result<void> begin_pass() noexcept;

@@ -384,7 +384,7 @@ class StepCore : public StepFlow<StepCore> {
   StepVerdict judge(const GradientNorm& norm, const StepRequest& request, StepResult& result);
   Result<void> begin_update(const StepRequest& request, const StepResult& result);
 
-  friend StepFlow;  // StepFlow plays this class
+  friend StepFlow;  // which this class plays
   Prefetcher& prefetcher() noexcept { return *prefetcher_; }
   Optimizer& update() noexcept { return *optimizer_; }
   UnderBackward& under_backward() noexcept { return *under_backward_; }
@@ -446,7 +446,7 @@ class StepCore : public StepFlow<StepCore> {
   std::vector<RowGradients> rows_;
   bool awaited_ = false;                      // ranks must still meet after the backward
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
-  std::vector<AccessOrder::Access> entered_;  // of the first forward
+  std::vector<AccessOrder::Access> entered_;  // and not left yet
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
   std::optional<double> rate_begun_;      // learning rate of an update begun under backward, or
   std::vector<GroupStep> groups_begun_;   // its groups

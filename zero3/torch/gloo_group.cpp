@@ -57,18 +57,15 @@ SharedStore open_store(const comm::Launch& launch, Clock::time_point end) {
 
 /// Each rank says that it has come, so that those who wait in vain can say for whom. May throw.
 Met meet(const comm::Launch& launch, Clock::time_point end) {
-  const auto key = [](std::uint32_t rank) { return fmt::format("came/{}", rank); };
+  const std::string came = "came/";
   Met met{.store = open_store(launch, end)};
-  met.store->set(key(launch.place.rank), std::string("1"));
+  met.store->set(came + std::to_string(launch.place.rank), std::string("1"));
   met.store->add("came", 1);  // asked for often, which is cheaper than all their keys
   while (met.store->add("came", 0) < static_cast<std::int64_t>(launch.place.ranks)) {
     if (Clock::now() >= end) break;
     std::this_thread::sleep_for(milliseconds(20));
   }
-  for (std::uint32_t rank = 0; rank < launch.place.ranks; ++rank) {
-    if (met.store->check({key(rank)})) continue;
-    met.missing += (met.missing.empty() ? "" : ", ") + std::to_string(rank);
-  }
+  met.missing = ranks_without(*met.store, came, launch.place.ranks);
   if (met.missing.empty()) return met;
   // Whoever serves the store ends last, so that the others, whose deadlines are later, read it.
   met.store->add("left", 1);

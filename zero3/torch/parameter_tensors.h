@@ -76,7 +76,7 @@ class ParameterTensors {
   /// The tensor has this memory again, after the caller has given it other; values are those that
   /// are there. Errors: Invalid: other memory of another shape or dtype.
   Result<void> take_memory_back(std::uint32_t parameter);
-  /// Marks all values as changed, except those of frozen parameters.
+  /// Marks all values as changed, except of parameters frozen from the beginning.
   void bump_versions();
 
  private:

@@ -127,23 +127,27 @@ class TorchGroup final : public comm::Group {
 
 }  // namespace
 
+std::string ranks_without(c10d::Store& store, const std::string& prefix, std::uint32_t ranks) {
+  std::string names;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    if (store.check({prefix + std::to_string(rank)})) continue;
+    names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return names;
+}
+
 /// Who keeps the store may be the one that is gone, or silent: then a call may never return.
 std::optional<std::string> silent_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                                         const comm::Place& place) {
   const auto ask = [store, place]() -> Result<std::string> {
-    const auto key = [](std::uint32_t rank) { return fmt::format("gave_up/{}", rank); };
-    std::string names;
+    const std::string gave_up = "gave_up/";
     try {
-      store->set(key(place.rank), std::string("1"));
+      store->set(gave_up + std::to_string(place.rank), std::string("1"));
       std::this_thread::sleep_for(std::chrono::seconds(1));
-      for (std::uint32_t other = 0; other < place.ranks; ++other) {
-        if (store->check({key(other)})) continue;
-        names += (names.empty() ? "" : ", ") + std::to_string(other);
-      }
+      return ranks_without(*store, gave_up, place.ranks);
     } catch (const std::exception& error) {
       return make_error(ErrorCode::PeerLost, error.what());
     }
-    return names;
   };
   auto started = DetachedCall<std::string>::start("asking which rank is silent", ask);
   if (!started.has_value()) return {};

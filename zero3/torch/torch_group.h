@@ -32,6 +32,9 @@ Result<std::unique_ptr<comm::Group>> make_torch_group(c10::intrusive_ptr<c10d::B
                                                       c10::intrusive_ptr<c10d::Store> store,
                                                       const TorchGroupOptions& options);
 
+/// Returns the ranks whose key `prefix` + number is not in the store: "1, 3". May throw.
+std::string ranks_without(c10d::Store& store, const std::string& prefix, std::uint32_t ranks);
+
 /// The ranks that give up waiting say so in the store; a second later those that have not are the
 /// ones that are waited for: "1, 3"; empty if all have. Nothing if the store does not answer.
 std::optional<std::string> silent_ranks(const c10::intrusive_ptr<c10d::Store>& store,

@@ -42,7 +42,7 @@ int multiplied(const char* name, const void* handle, int m, int n, int k) {
   return 0;
 }
 
-/// What descriptors, layouts and preferences are of: nobody looks into them.
+/// Makes a descriptor, a layout or a preference, into which nobody looks.
 int made(void** object) {
   *object = new char;
   return 0;

@@ -68,7 +68,7 @@ void run(CrashFiles& files, History& history, std::uint64_t steps, std::uint32_t
   history.stretches.push_back({begin, begin, steps, steps});
 }
 
-/// What is wrong for one of `ranks` that reads its parts; empty: nothing.
+/// Reads what rank `rank` of `ranks` has; returns what is wrong with it, or nothing.
 std::string read_as(const CheckpointReader& reader, const MadeUpTraining& training,
                     std::uint64_t step, std::uint32_t rank, std::uint32_t ranks) {
   for (std::uint32_t parameter = 0; parameter < training.parameters().size(); ++parameter) {

@@ -73,7 +73,7 @@ TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdate
   }
 }
 
-// What several ranks share goes from one to the others through host memory.
+// Ranks exchange through host memory what the devices have made.
 TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
   for (const Offload optimizer : {Offload::None, Offload::Nvme}) {
     Case given = make_case(DType::BFloat16, Offload::None, optimizer);

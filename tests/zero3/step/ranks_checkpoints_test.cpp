@@ -110,6 +110,13 @@ class RanksCheckpoints : public testing::Test {
     return {.home = Offload::Cpu, .host_more = 1 << 20, .groups = decay_and_none()};
   }
 
+  /// Rank 0 uses `late`.
+  static Driver driver_of(comm::Group& group, LateFiles* late = nullptr) {
+    return Driver(
+        in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == 0 ? late : nullptr,
+        &group);
+  }
+
   const test_support::TemporaryDirectory directory_;
 };
 
@@ -119,24 +126,27 @@ ErrorCode code_of(const Result<T>& result) {
   return result.has_value() ? ErrorCode{} : result.error().code;
 }
 
+/// Begins a save of which rank 0 does not see the end.
+void begin_late_save(StepCore& core, LateFiles& late, std::uint32_t rank) {
+  ASSERT_EQ(error_of(core.begin_checkpoint({})), "");
+  ASSERT_EQ(error_of(core.finish_update()), "");
+  if (rank == 0) late.gate.shut(true);
+  ASSERT_EQ(error_of(core.commit_checkpoint()), "");
+  EXPECT_EQ(code_of(core.finish_checkpoint(1.0)), ErrorCode::Timeout);
+}
+
 TEST_F(RanksCheckpoints, OneThatIsLateHindersAllRanksAlike) {
   LateFiles late;
   LocalRanks ranks(3, {.deadline_seconds = 20.0});
   run_ranks(ranks, [&](comm::Group& group) {
-    Driver driver(
-        in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == 0 ? &late : nullptr,
-        &group);
+    Driver driver = driver_of(group, &late);
     StepCore& core = *driver.core;
     driver.fill();
     ASSERT_EQ(error_of(core.open_checkpoints({.directory = folder(), .commit_seconds = 1.0})), "");
     driver.step(0);
     ASSERT_EQ(error_of(core.save_checkpoint({})), "");
     driver.step(1);
-    ASSERT_EQ(error_of(core.begin_checkpoint({})), "");
-    ASSERT_EQ(error_of(core.finish_update()), "");
-    if (group.rank() == 0) late.gate.shut(true);
-    ASSERT_EQ(error_of(core.commit_checkpoint()), "");
-    EXPECT_EQ(code_of(core.finish_checkpoint(1.0)), ErrorCode::Timeout);
+    ASSERT_NO_FATAL_FAILURE(begin_late_save(core, late, group.rank()));
     driver.step(2);
     EXPECT_EQ(code_of(core.save_checkpoint({})), ErrorCode::Busy);
     EXPECT_EQ(code_of(core.load_checkpoint({.directory = folder()})), ErrorCode::Busy);
@@ -157,18 +167,12 @@ TEST_F(RanksCheckpoints, AnotherFolderIsOpenedByAllOrNone) {
   LateFiles late;
   LocalRanks ranks(2, {.deadline_seconds = 20.0});
   run_ranks(ranks, [&](comm::Group& group) {
-    Driver driver(
-        in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == 0 ? &late : nullptr,
-        &group);
+    Driver driver = driver_of(group, &late);
     StepCore& core = *driver.core;
     driver.fill();
     ASSERT_EQ(error_of(core.open_checkpoints({.directory = folder(), .commit_seconds = 1.0})), "");
     driver.step(0);
-    ASSERT_EQ(error_of(core.begin_checkpoint({})), "");
-    ASSERT_EQ(error_of(core.finish_update()), "");
-    if (group.rank() == 0) late.gate.shut(true);
-    ASSERT_EQ(error_of(core.commit_checkpoint()), "");
-    EXPECT_EQ(code_of(core.finish_checkpoint(1.0)), ErrorCode::Timeout);
+    ASSERT_NO_FATAL_FAILURE(begin_late_save(core, late, group.rank()));
     const std::string other = directory_.path() + "/other";
     EXPECT_EQ(code_of(core.open_checkpoints({.directory = other})), ErrorCode::Busy);
     if (group.rank() == 0) late.gate.shut(false);
@@ -186,8 +190,7 @@ TEST_F(RanksCheckpoints, WhatIsFrozenIsWrittenOnce) {
   std::string digest;
   LocalRanks ranks(3, {.deadline_seconds = 20.0});
   run_ranks(ranks, [&](comm::Group& group) {
-    Driver driver(
-        in_memory(), partly_frozen_model(), [](Config&) {}, nullptr, &group);
+    Driver driver = driver_of(group);
     driver.fill();
     for (const char* tag : {"a", "b", "c"}) {
       driver.step(0);

@@ -206,6 +206,23 @@ class Ranks : public Equality {
         one.steps.begin(), one.steps.end(), [](const StepResult& step) { return step.overflow; }));
   }
 
+  /// What two ranks get that do different things: `act` does a rank's, and ends the run of both.
+  std::vector<std::string> errors_of_two(
+      const Case& each, std::uint64_t all,
+      const std::function<void(Engine&, std::uint32_t rank, const std::vector<TokenBatch>&,
+                               std::string& error)>& act) {
+    LocalRanks ranks(2);
+    std::vector<std::string> errors(2);
+    run_ranks(ranks, [&](comm::Group& group) {
+      auto made = make(each, &group, all);
+      ASSERT_TRUE(made.has_value()) << made.error().to_string();
+      const auto batches = micro_batches(0, all, group.rank(), 2);
+      ASSERT_NO_FATAL_FAILURE(act(*made->engine, group.rank(), batches, errors[group.rank()]));
+      EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
+    });
+    return errors;
+  }
+
   /// Trains, and expects to move what is planned of the engine's own placement. Returns the bytes
   /// of parameters that are to go between ranks.
   std::uint64_t expect_as_planned(const Case& each, test_support::LocalGroup& group,
@@ -532,51 +549,40 @@ TEST_F(Ranks, AParameterOfTwoGraphsIsRefused) {
 
 /// One rank steps where the others are still in the middle of their micro-batches.
 TEST_F(Ranks, RanksThatDoDifferentThingsAllFail) {
-  LocalRanks ranks(2);
-  std::vector<std::string> errors(2);
-  run_ranks(ranks, [&](comm::Group& group) {
-    auto made = make({.ranks = 2, .accumulation = 1}, &group, 4);
-    ASSERT_TRUE(made.has_value()) << made.error().to_string();
-    const auto batches = micro_batches(0, 4, group.rank(), 2);
-    ASSERT_TRUE(made->engine->forward(batches[0].batch()).has_value());
-    ASSERT_TRUE(made->engine->backward().has_value());
-    const auto failed = [&]() -> Result<void> {
-      if (group.rank() == 1) {
-        ARTESIAN_TRY(stepped, made->engine->step({.micro_batches = 1}));
-        static_cast<void>(stepped);
-        return {};
-      }
-      ARTESIAN_TRY(loss, made->engine->forward(batches[1].batch()));
-      static_cast<void>(loss);
-      return {};
-    }();
-    ASSERT_FALSE(failed.has_value());
-    errors[group.rank()] = failed.error().message;
-    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
-  });
+  const auto act = [](Engine& engine, std::uint32_t rank, const std::vector<TokenBatch>& batches,
+                      std::string& error) {
+    ASSERT_TRUE(engine.forward(batches[0].batch()).has_value());
+    ASSERT_TRUE(engine.backward().has_value());
+    if (rank == 1) {
+      const auto stepped = engine.step({.micro_batches = 1});
+      ASSERT_FALSE(stepped.has_value());
+      error = stepped.error().message;
+    } else {
+      const auto loss = engine.forward(batches[1].batch());
+      ASSERT_FALSE(loss.has_value());
+      error = loss.error().message;
+    }
+  };
+  const auto errors = errors_of_two({.ranks = 2, .accumulation = 1}, 4, act);
   EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
   EXPECT_NE(errors[1].find("rank 0"), std::string::npos) << errors[1];
 }
 
 /// One rank evaluates where the other trains.
 TEST_F(Ranks, APassThatOneRunsAloneFailsOnAll) {
-  LocalRanks ranks(2);
-  std::vector<std::string> errors(2);
-  run_ranks(ranks, [&](comm::Group& group) {
-    auto made = make({.ranks = 2, .params = 2}, &group, 2);
-    ASSERT_TRUE(made.has_value()) << made.error().to_string();
-    const auto batches = micro_batches(0, 2, group.rank(), 2);
-    if (group.rank() == 0) {
-      const auto output = made->engine->evaluate(batches[0].batch());
+  const auto act = [](Engine& engine, std::uint32_t rank, const std::vector<TokenBatch>& batches,
+                      std::string& error) {
+    if (rank == 0) {
+      const auto output = engine.evaluate(batches[0].batch());
       ASSERT_FALSE(output.has_value());
-      errors[0] = output.error().message;
+      error = output.error().message;
     } else {
-      const auto loss = made->engine->forward(batches[0].batch());
+      const auto loss = engine.forward(batches[0].batch());
       ASSERT_FALSE(loss.has_value());
-      errors[1] = loss.error().message;
+      error = loss.error().message;
     }
-    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
-  });
+  };
+  const auto errors = errors_of_two({.ranks = 2, .params = 2}, 2, act);
   EXPECT_EQ(
       errors[0],
       "ranks do different things: rank 0 is at parameters of an evaluation of step 1 behind 0 "
