@@ -71,6 +71,22 @@ Result<std::vector<std::byte>> Group::exchange(std::span<const std::byte> mine, 
   return all;
 }
 
+Result<std::vector<std::string>> Group::exchange_texts(const std::string& mine, const What& what) {
+  const std::uint64_t size = mine.size();
+  ARTESIAN_TRY(all_sizes, exchange(std::as_bytes(std::span(&size, 1)), what));
+  std::vector<std::uint64_t> sizes(ranks());
+  std::memcpy(sizes.data(), all_sizes.data(), all_sizes.size());
+  std::string padded = mine;
+  padded.resize(*std::max_element(sizes.begin(), sizes.end()));
+  ARTESIAN_TRY(all, exchange(std::as_bytes(std::span(padded)), what));
+  std::vector<std::string> texts;
+  for (std::uint32_t peer = 0; peer < ranks(); ++peer) {
+    texts.emplace_back(reinterpret_cast<const char*>(all.data() + peer * padded.size()),
+                       sizes[peer]);
+  }
+  return texts;
+}
+
 Result<void> Group::agree(Result<void> own, const What& what) {
   struct Outcome {
     std::uint32_t failed = 0;

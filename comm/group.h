@@ -76,6 +76,9 @@ class Group {
   /// on each.
   Result<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const What& what);
 
+  /// Returns the text that every rank has given, in the order of the ranks.
+  Result<std::vector<std::string>> exchange_texts(const std::string& mine, const What& what);
+
   /// Brings all ranks to one outcome: success if all succeeded; otherwise each rank gets its own
   /// error, or, without one, that of the first rank that failed. Errors also: those of the
   /// group.

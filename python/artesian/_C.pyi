@@ -65,6 +65,7 @@ class Group:
     def __init__(
         self, process_group: Any, *, local_rank: int, local_ranks: int, deadline_seconds: float
     ) -> None: ...
+    def exchange_texts(self, mine: str, what: str) -> list[str]: ...
 
 class Engine:
     def __init__(

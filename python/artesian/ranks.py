@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
 from typing import Any
 
@@ -80,8 +81,12 @@ def ranks_of(group: Any = None) -> Ranks:
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     if len(members) == 1:
         return Ranks()
+    deadline = deadline_of(group)
     own = dist.new_group(
-        members, backend="gloo", use_local_synchronization=len(members) < dist.get_world_size()
+        members,
+        timeout=datetime.timedelta(seconds=deadline),
+        backend="gloo",
+        use_local_synchronization=len(members) < dist.get_world_size(),
     )
     local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
@@ -94,7 +99,7 @@ def ranks_of(group: Any = None) -> Ranks:
             own,
             local_rank=local_rank,
             local_ranks=local_ranks,
-            deadline_seconds=deadline_of(group),
+            deadline_seconds=deadline,
         ),
         of_torch=own,
     )

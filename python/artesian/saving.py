@@ -110,10 +110,11 @@ def check_tags(engine: Engine, tag: str | None) -> None:
     """Compares the tags of all ranks, as `checkpoint.tag_validation` says. Rank 0's is used."""
     section = engine.config.get("checkpoint")
     mode = str((section or {}).get("tag_validation", "Warn")).lower()
-    if engine.world_size == 1 or mode == "ignore":
+    group = engine.ranks.group
+    if group is None or mode == "ignore":
         return
-    tags: list[str | None] = [None] * engine.world_size
-    torch.distributed.all_gather_object(tags, tag, group=engine.ranks.of_torch)
+    texts = group.exchange_texts(json.dumps(tag), "the checkpoint's tag")
+    tags = [json.loads(text) for text in texts]
     if tags.count(tags[0]) == len(tags):
         return
     text = f"save_checkpoint: tag: ranks have different ones: {', '.join(map(repr, tags))}"

@@ -1,3 +1,4 @@
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
@@ -42,7 +43,13 @@ py::tuple this_launch() {
 void bind_group(py::module_& module) {
   py::class_<comm::Group, std::shared_ptr<comm::Group>>(module, "Group")
       .def(py::init(&make_group), py::arg("process_group"), py::kw_only(), py::arg("local_rank"),
-           py::arg("local_ranks"), py::arg("deadline_seconds"));
+           py::arg("local_ranks"), py::arg("deadline_seconds"))
+      .def(
+          "exchange_texts",
+          [](comm::Group& group, const std::string& mine, const std::string& what) {
+            return without_gil([&] { return group.exchange_texts(mine, {.kind = what.c_str()}); });
+          },
+          py::arg("mine"), py::arg("what"));
   module.def("this_launch", &this_launch);
 }
 

@@ -28,7 +28,7 @@ WAIT_S = 4  # what a rank waits for one that does not answer
 ENDS_S = WAIT_S + 5
 START_S = 120
 SCRIPT = """
-import datetime, sys, artesian, torch
+import datetime, os, sys, artesian, torch
 folder, checkpoints = sys.argv[1:]
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=WAIT_S))
@@ -60,6 +60,7 @@ class Turn:
     victim: int
     delay: float  # seconds behind the start, or behind the first step
     started: bool  # waits for a step first
+    itself: bool = False  # in front of a save, in place of the delay
 
 
 class Ranks:
@@ -86,7 +87,12 @@ class Ranks:
                 self.start([*torchrun, "--no-python", *self.train()], ENVIRONMENT)
             else:
                 script = place.folder / "script.py"
-                script.write_text(SCRIPT.replace("WAIT_S", str(WAIT_S)))
+                text = SCRIPT.replace("WAIT_S", str(WAIT_S))
+                if turn.itself:
+                    strike = f"    if rank == {turn.victim}: os.kill(os.getpid(), {turn.sent})\n"
+                    save = "    engine.save_checkpoint("
+                    text = text.replace(save, strike + save)
+                script.write_text(text)
                 variables = hf.environment(place.folder, as_deepspeed=False)
                 self.start([*torchrun, script, place.nvme, self.saved], variables)
 
@@ -150,6 +156,9 @@ class Ranks:
         if turn.started:
             self.wait_for(self.has_begun, "first step")
             self.expect_no_leftovers()
+        if turn.itself:
+            self.wait_for(lambda: stopped(self.pids[turn.victim]), "its own stop")
+            return
         time.sleep(turn.delay)
         os.kill(self.pids[turn.victim], turn.sent)
 
@@ -187,12 +196,20 @@ class Ranks:
                 os.kill(pid, signal.SIGKILL)
 
 
+def state(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def alive(pid):
     """Not where only its parent has yet to hear of its end."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state(pid) not in "XZ"
+
+
+def stopped(pid):
+    return state(pid) == "T"
 
 
 def turns():
@@ -204,6 +221,7 @@ def turns():
             Turn("torchrun", 2, signal.SIGKILL, 0, draw.random() * 0.3, True),
             Turn("python", 2, signal.SIGKILL, 1, draw.random() * 0.3, True),
             Turn("python", 2, signal.SIGSTOP, 0, draw.random() * 0.3, True),
+            Turn("python", 2, signal.SIGSTOP, 0, 0, False, itself=True),
         ]
     made = []
     for number in range(116):

@@ -152,9 +152,9 @@ def early():
     other.optimizer.step()
 refused("early", early)
 tagged = engine_for(tag_validation="Fail")
-refused("tags", lambda: tagged.save_checkpoint(sys.argv[1] + "/tags", tag=f"rank{rank}"))
+refused("tags", lambda: tagged.save_checkpoint(sys.argv[1] + "/tags", tag=("first", "another")[rank]))
 tagged.save_checkpoint(sys.argv[1] + "/tags", tag="same")
-engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=f"rank{rank}")
+engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=("first", "another")[rank])
 json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
 """
 
@@ -176,11 +176,11 @@ def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):
     assert first["digest"] == second["digest"]
     assert "learning rates, or other constants of parameter groups, differ" in first["group"]
     assert first["early"].startswith("ranks do different things: rank 0 is at the update of step 1")
-    differ = "save_checkpoint: tag: ranks have different ones: 'rank0', 'rank1'; "
+    differ = "save_checkpoint: tag: ranks have different ones: 'first', 'another'; "
     assert first["tags"] == second["tags"] and first["tags"].startswith(differ)
     assert f"{differ}rank 0's is used" in done.stderr
     assert (tmp_path / "tags" / "latest").read_text() == "same"
-    assert (tmp_path / "warned" / "latest").read_text() == "rank0"
+    assert (tmp_path / "warned" / "latest").read_text() == "first"
 
 
 OWN = """
