@@ -149,12 +149,6 @@ struct Placement {
   bool sums_on_device(std::uint32_t unit) const noexcept {
     return units[unit].gradient == tiering::Route::Queues && sums_as_accumulated();
   }
-  /// How often this many micro-batches, run layer by layer, add to a unit's accumulator. `sets`:
-  /// nothing was added in this step before.
-  std::uint64_t additions(std::uint32_t unit, std::uint64_t micro_batches,
-                          bool sets) const noexcept {
-    return sets && sums_on_device(unit) ? 1 : micro_batches;
-  }
   /// The bytes of homes and buffers on the device: all of the pool but slots.
   std::uint64_t device_homes() const noexcept;
   /// Returns where the optimizer state of a sub-group lives.

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/gradient.h"
+#include "zero3/flow/gradient_additions.h"
 #include "zero3/flow/step_flow.h"
 #include "zero3/flow/under_backward_flow.h"
 #include "zero3/plan/dry_slots.h"
@@ -37,6 +38,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
         placement_(*request.placement),
         layout_(placement_.layout),
         accesses_(step_accesses(layout_, *request.stages, request.micro_batches, request.group)),
+        additions_(placement_),
         clock_(placement_, timing),
         slots_(dry_units(placement_), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const DryMove& move) { see(move); }),
@@ -124,7 +126,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   }
 
   Result<void> one_step(bool starts_clock, bool clipped) {
-    started_ = std::vector<bool>(layout_.units.size(), false);
+    additions_.begin_step();
     prefetcher_.begin_step();
     const std::size_t stages = request_.stages->size() - layout_.first_trainable_stage;
     const std::size_t last_backward = accesses_.size() - stages;  // its first access
@@ -183,9 +185,10 @@ class Rehearsal : public StepFlow<Rehearsal> {
   Result<void> complete_gradients() {
     add_rows();
     for (const std::uint32_t unit : update_.order().trained()) {
-      if (started_[unit]) continue;
+      if (additions_.is_whole(unit)) continue;
       StepEvent event{.kind = Kind::Zero, .unit = unit};
-      if (spilled(unit)) move_spilled(unit, true, 0, event.moved.grad);
+      start_at_zero(unit, event.moved.grad);
+      leave_buffer(unit, event.moved.grad);
       add(event);
     }
     return {};
@@ -258,22 +261,6 @@ class Rehearsal : public StepFlow<Rehearsal> {
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
 
-  /// Counts elements of sub-groups that hold some of these parameters.
-  std::uint64_t touched(std::uint32_t unit, const std::vector<std::uint32_t>& parameters) const {
-    std::uint64_t elements = 0;
-    std::uint64_t counted = 0;                 // sub-groups below are counted
-    for (const auto parameter : parameters) {  // ascending, as they lie in the image
-      const ParameterPlace& place = layout_.places[parameter];
-      const std::uint64_t size = placement_.sub_group_of(unit);
-      const std::uint64_t begin = std::max(place.first / size, counted);
-      const std::uint64_t end = (place.first + place.numel + size - 1) / size;
-      if (begin >= end) continue;
-      elements += std::min(end * size, layout_.units[unit].image) - begin * size;
-      counted = end;
-    }
-    return elements;
-  }
-
   void add_gradients(const StageAccess& access) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
     for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
@@ -281,44 +268,65 @@ class Rehearsal : public StepFlow<Rehearsal> {
       if (layout_.units[unit].trainable) by_unit[unit].push_back(parameter);
     }
     for (auto& [unit, parameters] : by_unit) {
-      std::sort(parameters.begin(), parameters.end(), [&](std::uint32_t a, std::uint32_t b) {
-        return layout_.places[a].first < layout_.places[b].first;
-      });
       StepEvent event{.kind = Kind::Gradients, .unit = unit};
       event.micro_batches = access.micro_batches;
-      for (const auto parameter : parameters) event.numel += layout_.places[parameter].numel;
-      event.sets = !started_[unit];
-      event.moved.grad = gradient_moves(event, parameters);
-      started_[unit] = true;
+      for (const auto parameter : parameters) {
+        const std::uint64_t numel = layout_.places[parameter].numel;
+        event.numel += numel;
+        event.added += numel * additions_.additions(parameter, access.micro_batches);
+        if (additions_.sets(parameter)) event.set += numel;
+      }
+      event.moved.grad = gradient_moves(event);
+      enter_buffer(unit, parameters, event.moved.grad);
+      leave_buffer(unit, event.moved.grad);
+      for (const auto parameter : parameters) additions_.added(parameter);
       add(event);
     }
   }
 
-  Moved gradient_moves(const StepEvent& event, const std::vector<std::uint32_t>& parameters) {
+  Moved gradient_moves(const StepEvent& event) {
     const std::uint64_t ranks = placement_.ranks;
-    const std::uint64_t rounded = event.numel * dtype_size(placement_.param_dtype);
-    const std::uint64_t times = placement_.additions(event.unit, event.micro_batches, event.sets);
+    const std::uint64_t param_size = dtype_size(placement_.param_dtype);
     Moved moved;
     switch (placement_.units[event.unit].gradient) {
       case Route::OnDevice: break;
-      case Route::Queues: moved.to_host = rounded * times; break;
-      default: moved.to_host = grad_bytes(event.numel) / ranks * times;
+      case Route::Queues: moved.to_host = event.added * param_size; break;
+      default: moved.to_host = grad_bytes(event.added) / ranks;
     }
-    moved.bus = rounded / ranks * (ranks - 1) * event.micro_batches;
+    moved.bus = event.numel * param_size / ranks * (ranks - 1) * event.micro_batches;
     if (placement_.exchange.ranks != 0) {
       moved.bus = placement_.exchange.bytes_of(layout_.units[event.unit]) * event.micro_batches;
-    }
-    if (spilled(event.unit)) {
-      move_spilled(event.unit, event.sets, touched(event.unit, parameters), moved);
     }
     return moved;
   }
 
-  /// Once for all micro-batches that run at once: so many elements, of a first addition all.
-  void move_spilled(std::uint32_t unit, bool sets, std::uint64_t elements, Moved& moved) const {
-    const std::uint64_t bytes = grad_bytes(elements) / placement_.ranks;
-    moved.nvme_read = sets ? 0 : bytes;
-    moved.nvme_write = sets ? placement_.grad_bytes(unit) : bytes;
+  /// What enters the buffer if something is added to these parameters, of a unit that spills, by
+  /// all micro-batches that run at once: on the first rank, which has the largest share.
+  void enter_buffer(std::uint32_t unit, const std::vector<std::uint32_t>& parameters,
+                    Moved& moved) {
+    if (!spilled(unit)) return;
+    struct Piece {
+      std::uint64_t first;
+      std::uint64_t count;
+    };
+    std::vector<Piece> pieces;
+    for (const auto parameter : parameters) {
+      const ParameterPlace& place = layout_.places[parameter];
+      const auto part = layout_.units[unit].in_share(place.first, place.numel, /*rank=*/0);
+      if (part.count() != 0) pieces.push_back({part.begin, part.count()});
+    }
+    moved.nvme_read += group_bytes(unit, additions_.enter(unit, pieces).read);
+  }
+  void leave_buffer(std::uint32_t unit, Moved& moved) {
+    if (spilled(unit)) moved.nvme_write = group_bytes(unit, additions_.leave(unit));
+  }
+  std::uint64_t group_bytes(std::uint32_t unit, const std::vector<std::uint64_t>& groups) const {
+    std::uint64_t elements = 0;
+    for (const auto group : groups) elements += placement_.sub_group_numel(unit, group);
+    return grad_bytes(elements);
+  }
+  void start_at_zero(std::uint32_t unit, Moved& moved) {
+    if (additions_.zero_rest(unit).in_buffer) enter_buffer(unit, {}, moved);
   }
 
   void add_rows() {
@@ -331,7 +339,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     const ParameterPlace& place = layout_.places[parameter];
     if (!layout_.units[place.unit].trainable) return;
     StepEvent event{.kind = Kind::Rows, .unit = place.unit};
-    event.numel = request_.tokens * request_.lookup_width * request_.micro_batches;
+    event.numel = event.added = request_.tokens * request_.lookup_width * request_.micro_batches;
     // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
     // they are summed; or, where that is less, of their sums over the whole table, once a step.
     const std::uint64_t ranks = placement_.ranks;
@@ -344,11 +352,9 @@ class Rehearsal : public StepFlow<Rehearsal> {
         event.moved.grad.to_device = event.numel * 4;
       }
     }
-    if (spilled(place.unit)) {
-      move_spilled(place.unit, !started_[place.unit], touched(place.unit, {parameter}),
-                   event.moved.grad);
-    }
-    started_[place.unit] = true;
+    start_at_zero(place.unit, event.moved.grad);  // other rows
+    enter_buffer(place.unit, {parameter}, event.moved.grad);
+    leave_buffer(place.unit, event.moved.grad);
     add(event);
   }
 
@@ -357,8 +363,8 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Placement& placement_;
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
-  std::vector<bool> started_;  // by unit: it has a gradient this step
-  std::vector<bool> filled_;   // by unit: the update fills its slot
+  GradientAdditions additions_;
+  std::vector<bool> filled_;  // by unit: the update fills its slot
   StepPlan plan_;
   StepClock clock_;
   DrySlots slots_;

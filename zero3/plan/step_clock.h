@@ -331,14 +331,14 @@ class StepClock {
   }
   /// A separate device adds what it sums before: it reads two and writes one.
   void sum_on_device(const StepEvent& event) {
-    const std::uint64_t sums = event.micro_batches - additions(event);
-    const std::uint64_t bytes = sums * event.numel * 3 * dtype_size(plan_.grad_dtype);
+    const std::uint64_t summed = event.micro_batches * event.numel - event.added;
+    const std::uint64_t bytes = summed * 3 * dtype_size(plan_.grad_dtype);
     computed =
         add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
   }
   /// Returns the bytes that the kernels read and write: each micro-batch's gradient, on a CPU made
-  /// fp32 before where it is not, from a device rounded there; and what it is added to, which the
-  /// first of a step only writes.
+  /// fp32 before where it is not, from a device rounded there; and what it is added to, which is
+  /// only written where it is set.
   std::uint64_t gradient_bytes(const StepEvent& event) const {
     const std::uint64_t size = dtype_size(plan_.grad_dtype);
     const std::uint64_t computed_size = dtype_size(plan_.compute_dtype);
@@ -346,11 +346,7 @@ class StepClock {
     const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
     const std::uint64_t cast = !separate_ && computed_size != 4 ? computed_size + 4 : 0;
     const std::uint64_t each = cast + added + 2 * size;
-    const std::uint64_t unread = event.sets ? size : 0;
-    return event.numel * (additions(event) * each - unread) / plan_.ranks;
-  }
-  std::uint64_t additions(const StepEvent& event) const {
-    return plan_.additions(event.unit, event.micro_batches, event.sets);
+    return (event.added * each - event.set * size) / plan_.ranks;
   }
 
   const Placement& plan_;

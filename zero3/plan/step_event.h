@@ -31,7 +31,8 @@ struct StepEvent {
   bool under_backward = false;      // an Update that may begin here and ends with the step
   std::uint64_t micro_batches = 1;  // for Compute and Gradients: how many, one after the other
   std::uint64_t numel = 0;          // for gradients: elements of one micro-batch
-  bool sets = false;                // for Gradients: the first of the step, which sets elements
+  std::uint64_t added = 0;          // and those that are added to accumulators, one by one,
+  std::uint64_t set = 0;            // of which so many are set
   MovedByKind moved = {};
 };
 

@@ -25,7 +25,10 @@ static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_lea
 }  // namespace
 
 Gradients::Gradients(ModelState& state, comm::Group* group)
-    : state_(state), stream_(state, "gradients"), leaf_sums_(state.layout()) {
+    : state_(state),
+      stream_(state, "gradients"),
+      additions_(state.placement()),
+      leaf_sums_(state.layout()) {
   const Placement& plan = state.placement();
   if (group != nullptr) {
     exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor(),
@@ -44,12 +47,9 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
 
 /// Clears the accumulation. Frozen units count as summed: they have no gradient.
 void Gradients::forget() noexcept {
-  const Layout& layout = state_.layout();
-  started_.assign(layout.units.size(), false);
-  summed_ = started_;
+  additions_.begin_step();
+  summed_.assign(state_.layout().units.size(), false);
   for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) summed_[unit] = !trainable(unit);
-  reached_.assign(layout.places.size(), false);
-  set_ = reached_;
 }
 
 void Gradients::begin_step() noexcept {
@@ -117,9 +117,9 @@ Result<void> Gradients::read_range(
 }
 
 Result<void> Gradients::replace(const ParameterGradient& gradient) noexcept {
-  ARTESIAN_CHECK(gradient.parameter < set_.size(), gradient.parameter);
+  ARTESIAN_CHECK(gradient.parameter < state_.layout().places.size(), gradient.parameter);
   const std::uint32_t unit = state_.layout().places[gradient.parameter].unit;
-  set_[gradient.parameter] = false;  // so the next addition sets it
+  additions_.replace(gradient.parameter);
   const bool mine = !exchange_.has_value() || exchange_->group().rank() == 0;
   ARTESIAN_TRY(made, state_.device().record(tiering::Queue::Compute));
   ARTESIAN_TRY_VOID(add(unit, {&gradient, mine ? std::size_t{1} : 0}, made));
@@ -207,8 +207,8 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
     ARTESIAN_CHECK(place.unit == unit, place.unit, unit);
     ARTESIAN_CHECK(gradient.data != nullptr, gradient.parameter);
     pieces.push_back({place.first, place.numel, static_cast<const std::byte*>(gradient.data),
-                      !set_[gradient.parameter]});
-    reached_[gradient.parameter] = set_[gradient.parameter] = true;
+                      additions_.sets(gradient.parameter)});
+    additions_.added(gradient.parameter);
   }
   return add_pieces(unit, std::move(pieces), source);
 }
@@ -228,7 +228,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
       if (!arrived.present[index]) continue;
       some = true;
       const std::uint32_t parameter = described.parameters[index];
-      const bool fresh = !set_[parameter] && !present[index];
+      const bool fresh = additions_.sets(parameter) && !present[index];
       present[index] = true;
       const InShare part = in_share(layout.places[parameter]);
       const std::uint64_t begin = std::max(part.first, arrived.first);
@@ -246,8 +246,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
   };
   ARTESIAN_TRY_VOID(exchange_->run(unit, own, sink));
   for (std::size_t index = 0; index < present.size(); ++index) {
-    const std::uint32_t parameter = described.parameters[index];
-    if (present[index]) reached_[parameter] = set_[parameter] = true;
+    if (present[index]) additions_.added(described.parameters[index]);
   }
   return {};
 }
@@ -279,14 +278,13 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
     ARTESIAN_TRY(held, hold_for(unit, pieces));
     return accumulate(held, pieces, source);
   }
-  started_[unit] = true;
   if (on_device(unit)) return add_on_device(unit, pieces, source);
   return accumulate(state_.store().memory(state_.grad(unit)), pieces, source);
 }
 
 Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
-  const Piece whole{place.first, place.numel, nullptr, !set_[parameter]};
+  const Piece whole{place.first, place.numel, nullptr, additions_.sets(parameter)};
   ARTESIAN_CHECK(trainable(place.unit) && !ends_at_device(route(place.unit)), parameter);
   ARTESIAN_CHECK(place.numel == state_.layout().units[place.unit].numel, parameter, place.unit);
   ARTESIAN_CHECK(!parts_.contains(parameter) && !summed_[place.unit], parameter);
@@ -355,17 +353,16 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
     return parts.added;
   }
   if (parts.added == 0) return std::uint64_t{0};  // not used by this forward
-  reached_[parameter] = set_[parameter] = true;
-  started_[place.unit] = true;
+  additions_.added(parameter);
   return parts.added;
 }
 
 /// Returns its place in the buffer; if that is full, the other units are written first.
-Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
+Result<std::byte*> Gradients::hold(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
   std::uint64_t used = 0;
   for (Held& held : held_) {
-    if (held.unit == unit) return &held;
+    if (held.unit == unit) return held.data;
     used += plan.grad_bytes(held.unit);
   }
   if (used + plan.grad_bytes(unit) > plan.grad_buffer_bytes) {
@@ -373,65 +370,38 @@ Result<Gradients::Held*> Gradients::hold(std::uint32_t unit) noexcept {
     used = 0;
   }
   ARTESIAN_CHECK(used + plan.grad_bytes(unit) <= plan.grad_buffer_bytes, used, unit);
-  const auto groups = static_cast<std::size_t>(plan.sub_group_count(unit));
-  ARTESIAN_CHECK(spilled(unit), unit);
-  held_.push_back({unit, state_.grad_buffer().data() + used, std::vector<bool>(groups)});
-  return &held_.back();
+  held_.push_back({unit, state_.grad_buffer().data() + used});
+  return held_.back().data;
 }
 
-/// Reads those sub-groups with pieces that are not there.
-Result<void> Gradients::read_touched(Held& held, const std::vector<Piece>& pieces) noexcept {
-  const Placement& plan = state_.placement();
-  std::vector<std::uint64_t> missing;
-  for (const Piece& piece : pieces) {
-    const std::uint64_t end = piece.first + piece.count;
-    const std::uint64_t each = plan.sub_group_of(held.unit);
-    for (std::uint64_t group = piece.first / each; group * each < end; ++group) {
-      ARTESIAN_CHECK(group < held.there.size(), held.unit, group);
-      if (held.there[static_cast<std::size_t>(group)]) continue;
-      held.there[static_cast<std::size_t>(group)] = true;
-      missing.push_back(group);
-    }
-  }
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  const auto body = [&](const SubGroup& group) -> Result<void> {
-    std::memcpy(held.data + group.share_first * size, group.grad, group.count * size);
-    return {};
-  };
-  if (missing.empty()) return {};
-  return stream_.run_some(held.unit, missing,
-                          {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
-}
-
-/// The unit in the buffer, with what the pieces are to be added to there; the first time in a step
-/// all of it, as zeros.
+/// The unit in the buffer, with what the pieces are to be added to.
 Result<std::byte*> Gradients::hold_for(std::uint32_t unit,
                                        const std::vector<Piece>& pieces) noexcept {
-  ARTESIAN_TRY(place, hold(unit));
-  Held& held = *place;
-  if (!started_[unit]) {
-    started_[unit] = true;
-    std::memset(held.data, 0, state_.placement().grad_bytes(unit));
-    held.there.assign(held.there.size(), true);
-  } else if (auto read = read_touched(held, pieces); !read.has_value()) {
-    return cause_of(std::move(read).error());
-  }
-  return held.data;
+  ARTESIAN_TRY(held, hold(unit));
+  const auto entry = additions_.enter(unit, pieces);
+  if (entry.as_zeros) std::memset(held, 0, state_.placement().grad_bytes(unit));
+  if (entry.read.empty()) return held;
+  const std::uint64_t size = element_size();
+  const auto body = [&](const SubGroup& group) -> Result<void> {
+    std::memcpy(held + group.share_first * size, group.grad, group.count * size);
+    return {};
+  };
+  auto read = stream_.run_some(unit, entry.read,
+                               {.read_grad = true, .read_priority = aio::Priority::Demand}, body);
+  if (!read.has_value()) return cause_of(std::move(read).error());
+  return held;
 }
 
 Result<void> Gradients::write_back() noexcept {
   const std::uint64_t size = element_size();
   for (const Held& held : held_) {
-    ARTESIAN_CHECK(started_[held.unit] && !summed_[held.unit], held.unit);
-    sum_held(held);
+    ARTESIAN_CHECK(!summed_[held.unit], held.unit);
+    const std::vector<std::uint64_t> groups = additions_.leave(held.unit);
+    sum_held(held, groups);
     const auto body = [&](const SubGroup& group) -> Result<void> {
       std::memcpy(group.grad, held.data + group.share_first * size, group.count * size);
       return {};
     };
-    std::vector<std::uint64_t> groups;
-    for (std::uint64_t group = 0; group < held.there.size(); ++group) {
-      if (held.there[static_cast<std::size_t>(group)]) groups.push_back(group);
-    }
     writing_ = true;
     auto written = stream_.run_some(held.unit, groups, {.write_grad = true}, body);
     if (!written.has_value()) return cause_of(std::move(written).error());
@@ -445,7 +415,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
   ARTESIAN_TRY_VOID(start_at_zero(state_.layout().places[parameter].unit));  // other rows
-  reached_[parameter] = true;
+  additions_.added_rows(parameter);
   return sum_rows(parameter, rows, row_gradients, width, {});
 }
 
@@ -518,7 +488,7 @@ Result<void> Gradients::add_lookups(std::uint32_t parameter, std::span<const Row
 
 Result<void> Gradients::complete() noexcept {
   ARTESIAN_CHECK(parts_.empty(), parts_.size());
-  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+  for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) {
     if (trainable(unit)) ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
   ARTESIAN_TRY_VOID(write_back());
@@ -527,12 +497,10 @@ Result<void> Gradients::complete() noexcept {
 
 /// Gives the unit's parameters without a gradient this step one of zeros.
 Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
-  // In the buffer all of a unit begins as zeros, wherever it is by now.
-  if (spilled(unit) && !started_[unit]) ARTESIAN_TRY_VOID(hold_for(unit, {}));
-  for (const auto parameter : state_.layout().units[unit].parameters) {
-    if (set_[parameter]) continue;
-    set_[parameter] = started_[unit] = true;
-    if (!spilled(unit)) ARTESIAN_TRY_VOID(zero(state_.layout().places[parameter]));
+  const auto zeros = additions_.zero_rest(unit);
+  if (zeros.in_buffer) ARTESIAN_TRY_VOID(hold_for(unit, {}));
+  for (const auto parameter : zeros.in_memory) {
+    ARTESIAN_TRY_VOID(zero(state_.layout().places[parameter]));
   }
   return {};
 }
@@ -572,10 +540,9 @@ void Gradients::sum_unit(std::uint32_t unit) noexcept {
 }
 
 /// Sums the unit's sub-groups that are in the buffer: other sub-groups' sums are unchanged.
-void Gradients::sum_held(const Held& held) noexcept {
+void Gradients::sum_held(const Held& held, const std::vector<std::uint64_t>& groups) noexcept {
   const Placement& plan = state_.placement();
-  for (std::uint64_t group = 0; group < held.there.size(); ++group) {
-    if (!held.there[static_cast<std::size_t>(group)]) continue;
+  for (const std::uint64_t group : groups) {
     const std::uint64_t first = group * plan.sub_group_of(held.unit);
     const std::uint64_t count = plan.sub_group_numel(held.unit, group);
     sum_leaves(held.unit, held.data, first / norm_leaf, (first + count) / norm_leaf);
@@ -596,19 +563,16 @@ std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
 void Gradients::forget_sums() noexcept {
   for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) {
     if (!summed_[unit] || !trainable(unit)) continue;
-    summed_[unit] = started_[unit] = false;
-    for (const auto parameter : state_.layout().units[unit].parameters) {
-      set_[parameter] = reached_[parameter];  // the other parameters became zeros
-      started_[unit] = started_[unit] || reached_[parameter];
-    }
+    summed_[unit] = false;
+    additions_.undo_zeros(unit);
   }
 }
 
 Result<GradientNorm> Gradients::norm() noexcept {
   ARTESIAN_CHECK(!writing_);  // complete() must precede norm()
-  for (std::uint32_t unit = 0; unit < started_.size(); ++unit) {
+  for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) {
     if (summed_[unit]) continue;
-    ARTESIAN_CHECK(started_[unit]);
+    ARTESIAN_CHECK(additions_.is_whole(unit), unit);
     if (on_device(unit)) {
       ARTESIAN_TRY_VOID(sum_unit_on_device(unit));
     } else if (!spilled(unit)) {  // write_back() has the sums of spilled ones

@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "zero3/flow/gradient_additions.h"
 #include "zero3/step/gradient_exchange.h"
 #include "zero3/step/leaf_sums.h"
 #include "zero3/step/micro_batch_sums.h"
@@ -98,9 +99,10 @@ class Gradients {
   void drop_held() { sums_->clear(); }
   /// True if something was added to the parameter's gradient in this step, by any rank; known until
   /// the next one begins.
-  bool reached(std::uint32_t parameter) const noexcept {
-    ARTESIAN_CHECK(parameter < reached_.size(), parameter, reached_.size());
-    return reached_[parameter];
+  bool reached(std::uint32_t parameter) const noexcept { return additions_.reached(parameter); }
+  /// GradientAdditions::sums_on_device.
+  bool sums_on_device(std::uint32_t parameter) const noexcept {
+    return additions_.sums_on_device(parameter);
   }
   /// Sums and writes gradients of units that spill; call it when a stage's gradients are all added.
   /// Errors: as add.
@@ -177,11 +179,9 @@ class Gradients {
   struct Held {
     std::uint32_t unit;
     std::byte* data;
-    std::vector<bool> there;  // by sub-group: it is read, or set
   };
   Result<std::byte*> hold_for(std::uint32_t unit, const std::vector<Piece>& pieces) noexcept;
-  Result<Held*> hold(std::uint32_t unit) noexcept;
-  Result<void> read_touched(Held& held, const std::vector<Piece>& pieces) noexcept;
+  Result<std::byte*> hold(std::uint32_t unit) noexcept;
   Result<void> add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                              const GradientSource& source) noexcept;
   Result<void> accumulate(std::byte* memory, const std::vector<Piece>& pieces,
@@ -198,7 +198,7 @@ class Gradients {
   void sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
                   std::uint64_t end) noexcept;
   void sum_unit(std::uint32_t unit) noexcept;
-  void sum_held(const Held& held) noexcept;
+  void sum_held(const Held& held, const std::vector<std::uint64_t>& groups) noexcept;
   Result<void> sum_unit_on_device(std::uint32_t unit) noexcept;
   void forget() noexcept;
   bool trainable(std::uint32_t unit) const noexcept {
@@ -219,9 +219,7 @@ class Gradients {
   std::optional<GradientExchange> exchange_;
   std::optional<MicroBatchSums> sums_;  // gradients that this rank holds
   SubGroupStream stream_;               // stream of spilled units
-  std::vector<bool> reached_;           // by parameter: something was added in this step
-  std::vector<bool> set_;               // by parameter: its elements are of this step
-  std::vector<bool> started_;           // by unit: some parameter's elements are; spilled: all are
+  GradientAdditions additions_;         // what each addition does
   std::vector<bool> summed_;            // by unit: its leaf sums are of this step
   std::vector<bool> cleared_;           // by unit: its memory on a separate device was zeroed once
   LeafSums leaf_sums_;                  // sums of squares

@@ -85,7 +85,7 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
       ARTESIAN_TRY_VOID(add_runs(parameter, all, rank, {}));
     }
   }
-  reached_[parameter] = set_[parameter] = true;
+  additions_.added(parameter);
   return {};
 }
 

@@ -517,9 +517,8 @@ Result<void> UnitGraphs::accumulate_complete() {
 UnitGraphs::StageGradients UnitGraphs::take_apart(StageGradients& made) const {
   StageGradients apart{.stage = made.stage, .by_unit = {}, .written = made.written};
   for (auto& [unit, gradients] : made.by_unit) {
-    const bool sums = state_.placement().sums_on_device(unit);
     for (auto each = gradients.begin(); each != gradients.end();) {
-      if (sums && !core_.gradients().reached(each->first)) {
+      if (core_.gradients().sums_on_device(each->first)) {
         ++each;
       } else {
         apart.by_unit[unit].insert(gradients.extract(each++));
