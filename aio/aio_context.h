@@ -1,12 +1,13 @@
-// AioContext: one context of the kernel's AIO, used by one thread, with the functions of Ring. The
-// thread sleeps in io_getevents, for transfers and wake-ups alike: the context itself polls the
-// eventfd that other threads write.
+// AioContext: one context of the kernel's AIO, used by one thread, with the same functions as Ring.
+// Its thread sleeps in io_getevents until a transfer ends or another thread wakes it: the context
+// itself polls the eventfd that other threads write.
 //
-// Note [Refused transfers]: io_submit may take fewer than it was given. EAGAIN (no room, in the
-// kernel or under fs.aio-max-nr) with transfers in the kernel waits for one of those; with none,
-// after 64 in a row, what is left ends as a failure. EINVAL is the kernel's word for a file that
-// its AIO cannot do at all (some of /dev and /proc): that transfer is made by pread or pwrite, then
-// and there. Any other error ends the transfer that it is about, and no other.
+// Note [Refused transfers]: io_submit may accept fewer transfers than it was given. On EAGAIN (no
+// room in the kernel or under fs.aio-max-nr) the thread waits until a transfer that is in the
+// kernel ends, and tries again. If none is in the kernel, the remaining transfers fail after 64
+// refusals in a row. EINVAL means that kernel AIO does not support the file (some of /dev and
+// /proc): the transfer is made at once by pread or pwrite. Any other error ends only the transfer
+// that it concerns.
 #pragma once
 
 #include <libaio.h>
@@ -33,12 +34,13 @@ class AioContext {
   void close() noexcept;
   /// Makes wait() return soon. Any thread, from open() to the destructor.
   void wake() const noexcept;
-  /// Never called: there is nothing to register with.
+  /// Never called: an AIO context cannot register memory.
   int register_buffers(const FixedBuffers&) noexcept { return 0; }
 
-  /// Queues a transfer of `length` bytes from where the block stands.
+  /// Queues a transfer of the block's next `length` bytes.
   void prepare(Block& block, std::uint64_t length) noexcept;
-  /// Queues, in its place, a wait until the descriptor can be read: see FaultSeam::stalls_on.
+  /// Queues, in place of a transfer, a wait until the descriptor can be read: see
+  /// FaultSeam::stalls_on.
   void poll(Block& block, int descriptor) noexcept;
   void submit() noexcept;
   void wait(std::uint32_t count) noexcept;
@@ -62,14 +64,14 @@ class AioContext {
   io_context_t context_ = nullptr;
   int event_ = -1;
   bool wake_armed_ = false;
-  int wake_refused_ = 0;  // errno, since the last sleep
+  int wake_refused_ = 0;  // errno of a failed wake-up read since the last sleep
   std::uint32_t blocks_pending_ = 0;
   std::uint32_t blocks_queued_ = 0;  // blocks prepared and not yet handed over
   std::uint32_t refusals_ = 0;
   std::uint64_t submit_calls_ = 0;
-  std::vector<iocb> controls_;  // the first is the eventfd's
+  std::vector<iocb> controls_;  // the first is the read of the eventfd
   std::vector<iocb*> free_;
-  std::vector<iocb*> queued_;  // prepared and not handed over, in order
+  std::vector<iocb*> queued_;  // prepared and not yet handed over, in order
   std::size_t queued_from_ = 0;
   std::vector<io_event> events_;
   std::vector<Answer> answers_;  // answers of finished transfers

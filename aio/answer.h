@@ -7,10 +7,10 @@
 
 namespace artesian::aio {
 
-/// Refusals of the kernel in a row that are borne; one more is an error.
+/// The kernel may refuse this many times in a row; one more refusal is an error.
 inline constexpr std::uint32_t refusals_max = 64;
 
-/// Bytes, or -errno.
+/// Bytes transferred, or -errno.
 struct Answer {
   Block* block = nullptr;
   std::int64_t result = 0;

@@ -28,9 +28,10 @@ namespace artesian::aio {
 
 enum class Operation : std::uint8_t { Read, Write };
 enum class EngineKind : std::uint8_t { IoUring, Libaio, Threads };
-/// io_uring's own. Submission (SQPOLL): a thread of the kernel looks for work, so that handing over
-/// needs no call; it spins, and sleeps after 10 ms without any. Completion (IOPOLL): direct
-/// transfers are waited for by asking the disk, not by its interrupts, while their thread spins.
+/// io_uring's polling modes. Submission (SQPOLL): a kernel thread polls the queue, so handing over
+/// work needs no system call; it spins, and sleeps after 10 ms without work. Completion (IOPOLL):
+/// for direct transfers the engine's thread spins and polls the disk, which then sends no
+/// interrupts.
 enum class Polling : std::uint8_t { None, Submission, Completion, Both };
 inline constexpr Polling pollings[] = {Polling::None, Polling::Submission, Polling::Completion,
                                        Polling::Both};
@@ -44,10 +45,11 @@ constexpr bool polls_completion(Polling polling) noexcept {
 
 /// A transfer to make. `length` <= buffer.size(). The file must stay open until the completion is
 /// ready. With a direct file, offset, length and memory should be multiples of file->alignment().
-/// An end that is not goes through the page cache, as far as its page (4096 bytes) of the file
-/// reaches; all of the transfer does where memory and offset come to such multiples apart from each
-/// other. That is counted as misaligned: right, but slower, and what was written so is on the disk
-/// only after a sync. No other transfer in flight may touch such a page past the page cache.
+/// If only an end of the range is not aligned, the file page (4096 bytes) that holds this end goes
+/// through the page cache. If memory and offset differ modulo the alignment, the whole transfer
+/// goes through the page cache. Such transfers are counted as misaligned: they are correct but
+/// slower, and their written bytes are on the disk only after a sync. No other transfer in flight
+/// may access the same page with direct I/O.
 struct Request {
   Operation operation = Operation::Read;
   Priority priority = Priority::Demand;
@@ -64,8 +66,8 @@ class Engine;
 /// other threads, until it was called. Engine::drain waits for callbacks too.
 class Completion {
  public:
-  /// Runs on a progress thread after the completion became ready; it may submit again (this one
-  /// too), but not wait.
+  /// Runs on a progress thread after the completion became ready; it may submit requests (also this
+  /// completion again), but not wait.
   using Callback = void (*)(Completion& completion, void* context) noexcept;
 
   Completion() = default;
@@ -81,11 +83,11 @@ class Completion {
   bool ready() const noexcept;
   /// Bytes moved (= length), or why not. Errors: Io, NoSpace, Cancelled. Only when ready.
   Result<std::uint64_t> result() const;
-  /// Takes the buffer back; an empty lease after Engine::abandon. Only when ready or never
+  /// Takes the buffer back; the lease is empty after Engine::abandon. Only when ready or never
   /// submitted.
   BufferLease take_buffer() noexcept;
   const Request& request() const noexcept;
-  /// When it was submitted and finished, ns on the engine's clock; 0 before.
+  /// Times of submission and of completion, ns on the engine's clock; 0 until then.
   std::uint64_t submitted_ns() const noexcept;
   std::uint64_t finished_ns() const noexcept;
 
@@ -100,11 +102,11 @@ class Completion {
   std::atomic<State> state_{State::Idle};
   // The rest belongs to the engine while in flight.
   Completion* next_ = nullptr;     // intrusive queue link
-  bool queued_ = false;            // queued: some of its blocks are not taken yet
-  bool cancelled_ = false;         // an early end was asked for
-  bool failed_ = false;            // `error_` holds
-  bool misaligned_ = false;        // for its direct file
-  int descriptor_ = -1;            // past the page cache: from byte `direct_from_` to `direct_to_`
+  bool queued_ = false;            // queued: some of its blocks have not been taken yet
+  bool cancelled_ = false;         // cancel() was called
+  bool failed_ = false;            // `error_` is set
+  bool misaligned_ = false;        // a transfer of a direct file that is not aligned
+  int descriptor_ = -1;            // for direct I/O: bytes from `direct_from_` to `direct_to_`
   int cached_descriptor_ = -1;     // for all other bytes
   std::uint64_t alignment_ = 1;    // the file's alignment
   std::uint64_t direct_from_ = 0;  // offset within the request where direct I/O begins
@@ -126,18 +128,20 @@ struct EngineOptions {
   bool single_submit = false;          // one system call per block
   bool overlap_events = true;          // refill while reaping; else fill, drain, fill
   double stop_seconds = 60;            // how long the destructor waits for what is in flight
-  Polling polling = Polling::None;     // if the kernel refuses it: none, with one line of log
+  Polling polling = Polling::None;     // if the kernel refuses it: None, with one log line
 };
 
-/// Counters since creation. Latency is of blocks, from hand-over to the kernel until reaped.
+/// Counters since creation. Latency is measured per block, from hand-over to the kernel until the
+/// answer is read.
 struct EngineStatistics {
   std::uint64_t submit_calls = 0;  // system calls that handed over work
   std::uint64_t blocks = 0;
   std::uint64_t blocks_registered = 0;  // blocks in memory registered with the kernel
   std::uint64_t blocks_of_registered_files = 0;
-  std::uint64_t blocks_direct = 0;         // past the page cache
-  std::uint64_t blocks_misaligned = 0;     // through it, though their file is direct
-  std::uint64_t blocks_in_kernel_max = 0;  // over all threads
+  std::uint64_t blocks_direct = 0;      // blocks moved with direct I/O
+  std::uint64_t blocks_misaligned = 0;  // blocks of direct files that went through the page cache
+  std::uint64_t blocks_in_kernel_max =
+      0;  // the most blocks in the kernel at once, over all threads
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t continued = 0;     // short transfers, EINTR, EAGAIN and EIO that were resubmitted
@@ -149,9 +153,9 @@ struct EngineStatistics {
 
 class Engine {
  public:
-  /// Drains, then stops its threads. What the kernel has not finished `stop_seconds` later is named
-  /// in one line of log and abandoned, and the engine's threads are left to the kernel with it;
-  /// what callbacks submit from then on ends as Cancelled.
+  /// Drains, then stops its threads. Transfers that the kernel has not finished after
+  /// `stop_seconds` are logged in one line and abandoned together with the engine's threads.
+  /// Requests that callbacks submit from then on end as Cancelled.
   virtual ~Engine() = default;
   /// Queues prepared completions. Never blocks on the disk. Thread-safe.
   virtual void submit(std::span<Completion* const> completions) noexcept = 0;
@@ -159,22 +163,23 @@ class Engine {
   /// (it stays in flight).
   virtual Result<void> wait(Completion& completion, Deadline deadline) noexcept = 0;
   /// Asks for an early end: blocks not yet in the kernel are dropped, and the completion becomes
-  /// ready as Cancelled once those in the kernel are back; it is a success if they were all. Does
-  /// nothing unless in flight.
+  /// ready as Cancelled once its blocks in the kernel have ended. If no block was dropped, the
+  /// completion succeeds. Does nothing unless the completion is in flight.
   virtual void cancel(Completion& completion) noexcept = 0;
-  /// Gives up waiting for ever: unless it is ready already, the completion becomes ready, as
-  /// Timeout, and without its buffer if the kernel may still write to it (base/buffer.h, Note
-  /// [Abandoned memory]). Its callback runs on the caller's thread. A call into the kernel that is
-  /// stuck may look its file's descriptor up yet: keep the file open, for ever.
+  /// Stops waiting for good: unless it is ready already, the completion becomes ready as Timeout,
+  /// without its buffer if the kernel may still write to that buffer (base/buffer.h, Note
+  /// [Abandoned memory]). Its callback runs on the caller's thread. A call that is stuck in the
+  /// kernel may still look up its file's descriptor, so the file must stay open for ever.
   virtual void abandon(Completion& completion) noexcept = 0;
   /// Waits until nothing is in flight. Errors: Timeout, with a table of transfers in the kernel.
   virtual Result<void> drain(Deadline deadline) noexcept = 0;
   /// Registers memory with the kernel, so that transfers within it need no page lookup. Optional:
-  /// the kernel counts it against the memlock limit once for each ring, and rings for which that
-  /// leaves no room work unregistered, with one line of log. Returns whether any is registered.
-  /// Only while nothing is in flight; the memory must outlive the engine.
+  /// the kernel counts it against the memlock limit once for each ring, and rings beyond that limit
+  /// work unregistered, with one log line. Returns whether any memory is registered. Call it only
+  /// while nothing is in flight; the memory must outlive the engine.
   bool register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
-  /// For the above: rings that can register memory, in the order in which they are to.
+  /// For register_memory(): the number of rings that can register memory, in the order in which
+  /// they are asked.
   virtual std::uint32_t rings() const noexcept { return 0; }
   /// Registers ranges with one ring; no ranges: unregisters all. Returns 0 or an errno.
   virtual int register_with_ring(std::uint32_t, std::span<const std::span<std::byte>>) noexcept {
@@ -182,8 +187,9 @@ class Engine {
   }
   virtual EngineStatistics statistics() const noexcept = 0;
   virtual EngineKind kind() const noexcept = 0;
-  /// The engine for transfers of the swap path with this number, whose completions it alone waits
-  /// for. One that keeps paths apart (aio/path_engines.h) has one for each.
+  /// Returns the engine for transfers of the swap path with this number; its completions must be
+  /// waited for on that engine. A PathEngines (aio/path_engines.h) has one engine per path; other
+  /// engines return themselves.
   virtual Engine& for_path(std::uint32_t) noexcept { return *this; }
   /// Returns which part of EngineOptions::polling is in effect. Completion polling may end at the
   /// first transfer, since only a transfer shows whether its disk can be polled.
@@ -205,7 +211,8 @@ std::string polling_words();
 /// Makes an engine of this kind. Errors: Invalid (options), Unsupported (the kernel refuses it).
 Result<std::unique_ptr<Engine>> make_engine(EngineKind kind, const EngineOptions& options) noexcept;
 
-/// io_uring where the kernel has it, else libaio, else threads, with one log line that says why.
+/// Makes an io_uring engine if the kernel supports it, else libaio, else threads, with one log line
+/// that gives the reason.
 Result<std::unique_ptr<Engine>> make_best_engine(const EngineOptions& options) noexcept;
 
 }  // namespace artesian::aio

@@ -8,31 +8,31 @@
 // except the text of a failure.
 //
 // Note [End of a completion]: `state_` = Ready is the last touch of a completion without a
-// callback, as its owner may destroy it at once. Waiters sleep on a condition variable of their
-// own, never on something inside the completion, and are woken when what they wait for holds, not
-// at each completion: that was half of the context switches of a transfer. In-flight counts fall
-// only after callbacks, so that drain() covers them.
+// callback, as its owner may destroy it at once. Each waiter sleeps on a condition variable of its
+// own, never on one inside the completion. It is woken when its condition holds, not at each
+// completion, which halves the context switches of a transfer. In-flight counts fall only after
+// callbacks, so that drain() covers them.
 //
-// Note [Write cap]: writing back is never urgent, but a block that the kernel has cannot be
-// overtaken. So while anything else is in the kernel, blocks of the write-back class take at most
-// half of the slots: a read that comes finds one free. When nothing else is there, they take them
-// all.
+// Note [Write cap]: writing back is never urgent, but a block that the kernel has accepted cannot
+// be overtaken. So while other transfers are in the kernel, blocks of the write-back class take at
+// most half of the slots, so that a new read finds a free one. With no other transfers, they may
+// take all slots.
 //
-// Note [Ends]: the kernel moves whole sectors past the page cache, to and from memory that is
-// aligned, too. So of a request of a direct file that begins or ends within a sector the middle
-// goes that way, and its first and last bytes through the page cache; all of it, where memory and
-// offset do not come to sector boundaries together. The cut is where a page ends, not a sector: the
-// cache reads and writes back whole pages, and would put what it had read of the middle over what
-// was written past it meanwhile. An end on a sector boundary needs no cut, wherever in its page.
+// Note [Ends]: direct I/O moves whole sectors, to and from aligned memory. If a request of a direct
+// file begins or ends within a sector, its middle is transferred with direct I/O, and its first and
+// last bytes through the page cache. If memory and offset never reach sector boundaries together,
+// the whole request goes through the page cache. Requests are cut at page boundaries, not sector
+// boundaries: the page cache reads and writes back whole pages, and would otherwise overwrite a
+// directly written middle with older bytes. An end on a sector boundary needs no cut, wherever it
+// lies in its page.
 //
 // Note [Abandoned transfers]: the kernel may sit on a transfer for ever (a network disk that is
 // gone, a dying device). Abandoning its completion cuts the completion off: blocks in the kernel
-// lose their pointer to it, its buffer is never given back, and a block that comes back after all
-// ends there, without being continued, as its descriptor may be another file's by then; so does one
-// that a progress thread has taken and not handed over yet. Its thread
-// cannot be joined and its ring cannot be closed; so an engine that has such blocks when it is
-// destroyed is kept as it is, for the rest of the process: EngineOwner does that, the only place
-// where engines are destroyed.
+// lose their pointer to it, its buffer is never given back, and a block whose answer arrives after
+// all ends there and is not continued, as its descriptor may belong to another file by then. The
+// same holds for a block that a progress thread has taken but not yet handed over. The thread of
+// such a block cannot be joined and its ring cannot be closed. So EngineOwner, the only place where
+// engines are destroyed, keeps an engine with such blocks until the process ends.
 #pragma once
 
 #include <condition_variable>
@@ -45,7 +45,7 @@ namespace artesian::aio {
 
 /// One transfer on its way: a piece of a request of at most `block_size` bytes.
 struct Block {
-  Completion* completion = nullptr;  // null once abandoned; under the engine's mutex
+  Completion* completion = nullptr;  // null once abandoned; guarded by the engine's mutex
   Request origin;                    // the request that this block is a piece of
   int descriptor = -1;               // descriptor for the transfer
   std::uint64_t alignment = 1;       // offsets at which a short transfer can be continued
@@ -57,30 +57,32 @@ struct Block {
   std::uint32_t refusals = 0;      // EINTR and EAGAIN in a row
   std::uint32_t continued = 0;     // times handed over again
   std::uint32_t read_retries = 0;  // reads repeated after EIO
-  bool retried_here = false;       // after EIO at offset + done
-  bool registered = false;         // moved through registered memory
+  bool retried_here = false;       // already retried after EIO at offset + done
+  bool registered = false;         // transferred through registered memory
   bool file_registered = false;
-  std::int16_t file_slot = -1;  // slot of aio/file_slots.h
+  std::int16_t file_slot = -1;  // slot in FileSlots (aio/file_slots.h)
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
-  Block* previous = nullptr;  // among those in the kernel; under the engine's mutex
+  Block* previous =
+      nullptr;  // link in the list of blocks in the kernel; guarded by the engine's mutex
   Block* next = nullptr;
 
   const Request& request() const noexcept { return origin; }
   std::uint64_t rest() const noexcept { return length - done; }
 };
 
-/// Lets tests put in faults: before a block goes to the kernel and after the kernel answered.
+/// Lets tests inject faults: before a block is handed to the kernel and after the kernel has
+/// answered.
 class FaultSeam {
  public:
   virtual ~FaultSeam() = default;
   /// Bytes to ask the kernel for: 1 to block.rest().
   virtual std::uint64_t length_to_ask(const Block& block) noexcept { return block.rest(); }
-  /// A descriptor whose readiness stands for the end of this transfer, or -1. For engines to which
-  /// the kernel has no file that stalls.
+  /// A descriptor whose readiness stands for the end of this transfer, or -1. For engines whose
+  /// kernel interface offers no file that stalls.
   virtual int stalls_on(const Block&) noexcept { return -1; }
-  /// The kernel's answer (bytes or -errno), as the engine is to see it.
+  /// Returns the kernel's answer (bytes or -errno) as the engine shall see it.
   virtual std::int64_t answer(const Block&, std::int64_t result) noexcept { return result; }
 };
 
@@ -99,7 +101,7 @@ class EngineBase : public Engine {
   /// progress threads must end, and requests that the last callbacks submit end as Cancelled.
   /// Returns whether the threads can end: nothing is in the kernel.
   bool stop() noexcept;
-  /// The engine is never destroyed: its threads will not be joined.
+  /// Called for an engine that is never destroyed: its threads will not be joined.
   virtual void detach_threads() noexcept {}
 
  protected:
@@ -109,22 +111,24 @@ class EngineBase : public Engine {
 
   EngineBase(EngineKind kind, const EngineOptions& options, FaultSeam* faults) noexcept;
 
-  /// Marks the calling thread as one that must not wait, keeps the process's signals off it, and
-  /// lets it run on every processor of the process (base/process_cpus.h), and so the threads that
-  /// the kernel starts for it.
+  /// Marks the calling thread as one that must not wait, blocks the process's signals on it, and
+  /// lets it run on every processor of the process (base/process_cpus.h); threads that the kernel
+  /// starts for it inherit that.
   static void enter_progress_thread() noexcept;
 
-  /// Work may have arrived for up to `blocks` blocks. Called without the mutex.
+  /// Called when work may have arrived for up to `blocks` blocks. Called without the mutex.
   virtual void wake(std::uint64_t blocks) noexcept = 0;
-  /// Some progress thread must call finish() soon, whatever it waits for; also after stop().
+  /// Called when some progress thread must call finish() soon, whatever it waits for; also after
+  /// stop().
   virtual void wake_all() noexcept = 0;
 
-  /// For engines that work on the thread that waits, on a clock of their own: called with the lock,
-  /// which it may let go meanwhile, as long as progress is made and the wait is not over.
+  /// For engines that do their work on the waiting thread, with a clock of their own: called with
+  /// the lock held, again and again while it makes progress and the wait has not ended. It may
+  /// release the lock meanwhile.
   virtual Headway work_while_waiting(Lock&, Deadline) noexcept { return Headway::None; }
 
   Lock lock() const noexcept { return Lock(mutex_); }
-  /// Blocks or ended completions are waiting for a progress thread.
+  /// True if blocks or ended completions wait for a progress thread.
   bool has_work(const Lock& lock) const noexcept;
   bool has_blocks(const Lock& lock) const noexcept;
   bool has_ended(const Lock& lock) const noexcept;
@@ -133,17 +137,19 @@ class EngineBase : public Engine {
   std::uint64_t in_flight(const Lock& lock) const noexcept;
   /// Fills slots from the front with the next blocks, most urgent class first; returns how many.
   std::size_t take(const Lock& lock, std::span<Block* const> slots) noexcept;
-  /// Bytes to ask the kernel for next. 0: it was abandoned meanwhile, and is done.
+  /// Bytes to request from the kernel next. 0: the block's completion was abandoned, and the block
+  /// is done.
   std::uint64_t length_to_ask(const Block& block) const noexcept;
   int stalls_on(const Block& block) const noexcept {
     return faults_ == nullptr ? -1 : faults_->stalls_on(block);
   }
-  /// See Note [Abandoned transfers]: a descriptor may be another file's than one still in the
-  /// kernel went through.
+  /// True if any completion was abandoned: a descriptor number may then belong to another file than
+  /// a transfer in the kernel uses. See Note [Abandoned transfers].
   bool abandoned_any() const noexcept { return abandoned_any_.load(); }
-  /// Judges the kernel's answer (bytes or -errno): hand the rest over again, or finish.
+  /// Judges the kernel's answer (bytes or -errno): resubmit the rest, or finish.
   Verdict settle(Block& block, std::int64_t result) const noexcept;
-  /// Gives blocks back; publishes completions that ended and runs callbacks. Without the mutex.
+  /// Gives blocks back; publishes completions that ended and runs callbacks. Called without the
+  /// mutex.
   void finish(std::span<Block* const> blocks, std::uint64_t submit_calls) noexcept;
   const EngineOptions options_;
 
@@ -157,8 +163,8 @@ class EngineBase : public Engine {
     void remove(Completion& completion) noexcept;
   };
 
-  /// A thread asleep until `completion` is ready, or without one until nothing is in flight, nor,
-  /// if `for_kernel`, in the kernel. On that thread's stack.
+  /// A thread asleep until `completion` is ready. Without a completion: until nothing is in flight
+  /// or, if `for_kernel`, nothing is in the kernel. Lies on that thread's stack.
   struct Waiter {
     const Completion* completion = nullptr;
     bool for_kernel = false;
@@ -166,7 +172,8 @@ class EngineBase : public Engine {
     Waiter* next = nullptr;
   };
 
-  /// A part of a request that goes one way: see Note [Ends].
+  /// A part of a request that is transferred in one way, direct or through the page cache: see Note
+  /// [Ends].
   struct Stretch {
     std::uint64_t end = 0;  // end in bytes, from the request's beginning
     int descriptor = -1;
@@ -195,18 +202,20 @@ class EngineBase : public Engine {
   bool owns(const Lock& lock) const noexcept { return lock.mutex() == &mutex_ && lock.owns_lock(); }
 
   const EngineKind kind_;
-  const std::uint64_t write_backs_max_;  // beside others
-  FaultSeam* const faults_;              // null outside tests
+  const std::uint64_t
+      write_backs_max_;      // slots for write-backs while other transfers are in the kernel
+  FaultSeam* const faults_;  // null outside tests
   mutable std::mutex mutex_;
-  // All below: under mutex_.
+  // All members below are guarded by mutex_.
   std::array<List, 4> queues_;     // one for each Priority
   List ended_;                     // completions whose callbacks are still to run
   std::uint64_t queued_ = 0;       // completions in queues_
   std::uint64_t blocks_left_ = 0;  // blocks left in the queues
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
-  std::uint64_t write_backs_in_kernel_ = 0;  // of these, write-backs; see Note [Write cap]
-  Block* in_kernel_ = nullptr;               // the latest; linked by Block::next
+  std::uint64_t write_backs_in_kernel_ =
+      0;                        // write-backs among the blocks in the kernel; see Note [Write cap]
+  Block* in_kernel_ = nullptr;  // the latest block in the kernel; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
   Waiter* waiters_ = nullptr;
   bool stopping_ = false;
@@ -214,7 +223,7 @@ class EngineBase : public Engine {
   LatencyHistogram latencies_;
 };
 
-/// Owns an engine, or leaves it to the kernel: see Note [Abandoned transfers].
+/// Owns an engine, or leaks it on purpose: see Note [Abandoned transfers].
 class EngineOwner final : public Engine {
  public:
   explicit EngineOwner(std::unique_ptr<EngineBase> engine) noexcept : engine_(std::move(engine)) {}

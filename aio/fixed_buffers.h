@@ -1,12 +1,12 @@
 // Memory registered with a ring, cut into the pieces that the kernel takes (1 GiB each). A transfer
 // that lies within one piece names its index; one that spans a cut goes unregistered.
 //
-// Note [Whole huge pages]: the kernel keeps a piece by its huge pages if all of it lies on such,
-// and else, for a single small page, all of it by 4096 bytes: then it handles each 1 MiB as 256
-// pieces of memory, and direct transfers of it took 1.7 times the CPU time (measured on Linux 6.18
-// with 1 MiB x 33, of which the last is on small pages, against x 32 and x 34). A range ends on
-// small pages where it is no multiple of 2 MiB, as few are; so what is before its first and after
-// its last whole huge page are pieces of their own.
+// Note [Whole huge pages]: the kernel records a piece by huge pages only if all of it lies on huge
+// pages. A single small page makes it record the whole piece by 4096 bytes: each 1 MiB is then
+// handled as 256 pieces of memory, and direct transfers took 1.7 times the CPU time (measured on
+// Linux 6.18 with 1 MiB x 33, of which the last is on small pages, against x 32 and x 34). Most
+// ranges are not multiples of 2 MiB and end on small pages; so the parts before the first and after
+// the last whole huge page become pieces of their own.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,4 +1,4 @@
-// The io_uring engine: per `threads` one ring and one progress thread, which alone touches it.
+// The io_uring engine: `threads` rings, each used by one progress thread alone.
 #pragma once
 
 #include "aio/engine_base.h"

@@ -1,21 +1,21 @@
 // LaneEngine: an engine of lanes. One lane is a queue of the kernel (an io_uring, an AIO context)
 // with its progress thread, which alone touches it. Lanes share the queues of EngineBase: each
-// takes what it has free slots for, so that a slow lane holds nothing back.
+// takes what it has free slots for, so that a slow lane delays no other.
 //
-// Note [Wake-up]: a lane sets `asleep` before it looks into the queues, and submitters queue before
-// they look at `asleep`; both under the mutex in between. So either the lane sees the work, or the
+// Note [Wake-up]: a lane sets `asleep` before it checks the queues, and submitters queue before
+// they check `asleep`, with the mutex taken in between. So either the lane sees the work, or the
 // submitter sees a sleeping lane and writes its eventfd. A lane whose slots are all taken is not
-// asleep: it looks again when a block is back. How many slots a sleeping lane has free only its own
-// thread knows; so a lane that took all it has room for, and leaves blocks behind, wakes the next
-// one. A lane's own thread, submitting from a callback, writes nothing: it looks into the queues
+// asleep: it checks the queues again when a block ends. Only its own thread knows how many slots of
+// a sleeping lane are free; so a lane that has filled its slots and leaves blocks behind wakes the
+// next lane. A lane's own thread that submits from a callback wakes nobody: it checks the queues
 // after its callbacks, before it sleeps.
 //
-// Note [Plugging]: when more than two transfers come in one call, the kernel holds them back until
-// the last is prepared, and merges neighbours. For small blocks that saves work (16 KiB x 32 in one
-// call reads + 13% against calls of 4); larger ones only reach an idle disk later. Measured at
-// 1 MiB x 32, in calls of at most two against one call: read + 9%, write + 10%; at 128 KiB x 32 and
-// x 128, in calls of at most four: read + 13% and + 15% (medians of 9, interleaved). So a call
-// hands over at most 512 KiB, or two blocks.
+// Note [Plugging]: when more than two transfers are submitted in one call, the kernel holds them
+// back until the last is prepared, and merges neighbours. For small blocks that saves work (16 KiB
+// x 32 in one call reads + 13% against calls of 4); larger ones only reach an idle disk later.
+// Measured at 1 MiB x 32, in calls of at most two against one call: read + 9%, write + 10%; at 128
+// KiB x 32 and x 128, in calls of at most four: read + 13% and + 15% (medians of 9, interleaved).
+// So a call hands over at most 512 KiB, or two blocks.
 //
 // A Queue has the functions of Ring (aio/ring.h), the first of its kind.
 #pragma once
@@ -57,7 +57,7 @@ class LaneEngine final : public EngineBase {
   }
   int register_with_ring(std::uint32_t ring,
                          std::span<const std::span<std::byte>> ranges) noexcept override;
-  /// Asks the first lane: the others are on the same kernel.
+  /// Asks the first lane: all lanes use the same kernel.
   Polling polling() const noexcept override { return lanes_.front()->queue.polling(); }
   void detach_threads() noexcept override {
     for (const auto& lane : lanes_) lane->thread.detach();
@@ -66,7 +66,8 @@ class LaneEngine final : public EngineBase {
  private:
   static constexpr std::uint64_t bytes_per_call = 512 << 10;  // see Note [Plugging]
 
-  /// A call that only the lane's own thread can make on its queue, made on behalf of another.
+  /// A call that only the lane's own thread may make on its queue, made on behalf of another
+  /// thread.
   enum class Ask : std::uint8_t { Nothing, Open, Register };
 
   struct Lane {
@@ -76,8 +77,8 @@ class LaneEngine final : public EngineBase {
     std::vector<Block*> done;
     FixedBuffers buffers;
     std::atomic<bool> asleep = false;
-    std::thread::id id;   // the lane's thread; it sets this before anything is submitted
-    Ask ask = Ask::Open;  // `ask` and `answer` are under the mutex
+    std::thread::id id;   // the lane's thread; set by it before anything is submitted
+    Ask ask = Ask::Open;  // `ask` and `answer` are guarded by the mutex
     int answer = 0;       // errno
     std::thread thread;
   };
@@ -132,7 +133,7 @@ int LaneEngine<Queue>::register_with_ring(std::uint32_t ring,
   ARTESIAN_CHECK(in_flight(locked) == 0, in_flight(locked));
   Lane& lane = *lanes_[ring];
   ARTESIAN_CHECK(lane.ask == Ask::Nothing);
-  lane.buffers = FixedBuffers(ranges);  // the queue looks into it only for transfers
+  lane.buffers = FixedBuffers(ranges);  // the queue reads it only for transfers
   lane.ask = Ask::Register;
   lane.queue.wake();
   return await_answer(lane, locked);
@@ -185,11 +186,11 @@ bool LaneEngine<Queue>::open(Lane& lane) noexcept {
   return lane.answer == 0;
 }
 
-/// Takes and queues blocks. Returns whether the lane should continue.
+/// Takes blocks and queues their transfers. Returns whether the lane should continue.
 template <typename Queue>
 bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
   while (true) {
-    // Each block is free or on its way.
+    // Each block is either free or pending in the queue.
     ARTESIAN_CHECK(lane.free.size() + lane.queue.blocks_pending() == lane.blocks.size(),
                    lane.free.size(), lane.queue.blocks_pending());
     const bool may_take = options_.overlap_events || lane.queue.blocks_pending() == 0;
@@ -213,11 +214,12 @@ bool LaneEngine<Queue>::fill(Lane& lane) noexcept {
     lane.free.erase(lane.free.begin(), lane.free.begin() + static_cast<std::ptrdiff_t>(count));
     if (!ended && lane.done.empty()) return !last;
     lane.free.insert(lane.free.end(), lane.done.begin(), lane.done.end());
-    finish(lane.done, 0);  // callbacks of what ended without the kernel; they may submit
+    finish(lane.done,
+           0);  // runs the callbacks of completions that ended without the kernel; they may submit
   }
 }
 
-/// Returns whether the block is on its way: not once it was abandoned.
+/// Returns whether the block was queued: false if it was abandoned.
 template <typename Queue>
 bool LaneEngine<Queue>::prepare(Lane& lane, Block& block) noexcept {
   bool stalls = false;

@@ -17,7 +17,7 @@ class LatencyHistogram {
     ++count_;
   }
 
-  /// Nanoseconds below which `percent` of the latencies lie; 0 when there are none.
+  /// Returns the latency in ns below which `percent` of all latencies lie; 0 if there are none.
   std::uint64_t percentile_ns(double percent) const noexcept {
     ARTESIAN_CHECK(percent >= 0.0 && percent <= 100.0, percent);
     const double wanted = static_cast<double>(count_) * percent / 100.0;

@@ -1,6 +1,6 @@
-// The libaio engine: per `threads` one AIO context of the kernel and one progress thread, which
-// alone touches it. For where io_uring is refused. Only direct transfers are asynchronous: others
-// block the progress thread while they are submitted (said once).
+// The libaio engine: `threads` AIO contexts of the kernel, each used by one progress thread alone.
+// It is for systems that refuse io_uring. Only direct transfers are asynchronous: other transfers
+// block the progress thread during submission (one warning is logged).
 #pragma once
 
 #include "aio/engine_base.h"

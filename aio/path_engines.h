@@ -1,8 +1,9 @@
-// One engine for each swap path, as one: each path has a queue depth, a write cap and progress
-// threads of its own, so that a slow disk fills its own slots and never those of a fast one.
+// Several engines, one for each swap path, behind the interface of one. Each path has its own queue
+// depth, write cap and progress threads, so that a slow disk fills its own slots and never those of
+// a fast one.
 //
-// Transfers of path `i` go to `for_path(i)`, and are waited for there; what is asked of the whole
-// (drain, statistics, registering memory) is asked of all.
+// Transfers of path `i` are submitted to `for_path(i)` and waited for there; calls that concern the
+// whole (drain, statistics, registering memory) are passed to all.
 #pragma once
 
 #include <functional>

@@ -1,11 +1,13 @@
-// PolledRing: two io_urings of one thread. Direct transfers go to one whose completions are polled
-// for (IOPOLL); such a ring takes nothing else. All else goes to a plain one, which also wakes.
+// PolledRing: two io_urings of one thread. Direct transfers go to a ring whose completions are
+// polled (IOPOLL); such a ring accepts nothing else. All other transfers, and wake-ups, go to a
+// plain ring.
 //
-// Whether a disk can be polled only a transfer tells. At the first that the kernel refuses for that
-// (EOPNOTSUPP) one line of log says so, and this transfer and all later ones go to the plain ring.
+// Only a transfer shows whether a disk can be polled. When the kernel first refuses one for that
+// reason (EOPNOTSUPP), one line is logged, and this transfer and all later ones go to the plain
+// ring.
 //
-// While a polled transfer is in the kernel the thread spins there; what comes meanwhile is seen
-// when that transfer is back.
+// While a polled transfer is in the kernel the thread spins there; other events are seen only after
+// that transfer has ended.
 #pragma once
 
 #include <atomic>
@@ -18,13 +20,14 @@ class PolledRing {
  public:
   static constexpr bool registers_memory = true;
 
-  /// As Ring::open. Where the kernel refuses a polled ring, and said so, there is none.
+  /// As Ring::open. If the kernel refuses a polled ring, this is logged and only the plain ring is
+  /// used.
   int open(std::uint32_t depth, Polling polling) noexcept;
   void close() noexcept;
   void wake() const noexcept { plain_.wake(); }
   int register_buffers(const FixedBuffers& buffers) noexcept;
   void stop_registering_files() noexcept;
-  /// Any thread.
+  /// Returns which polling is in effect. Any thread.
   Polling polling() const noexcept { return polling_.load(std::memory_order_relaxed); }
 
   void prepare(Block& block, std::uint64_t length) noexcept;
@@ -43,7 +46,7 @@ class PolledRing {
   }
 
  private:
-  friend struct RingPeer;  // tests
+  friend struct RingPeer;  // for tests
 
   Ring plain_;
   Ring polled_;

@@ -4,7 +4,7 @@
 
 namespace artesian::aio {
 
-/// Classes of requests, the first served first.
+/// Classes of requests; the first is served first.
 enum class Priority : std::uint8_t { Demand, Prefetch, OptimizerRead, WriteBack };
 
 }  // namespace artesian::aio

@@ -4,11 +4,11 @@
 //
 // Note [Refused submissions]: io_uring_enter may refuse (EAGAIN, ENOMEM, EBUSY). With transfers in
 // the kernel the thread waits for one of those to end and tries again; with none, after 64 refusals
-// in a row, what was not handed over is taken back out of the queue and ends as a failure. The
-// kernel reads the queue only during the call, so that moving the tail back is safe. If the
-// eventfd's read was among it, the thread sleeps in a plain read of the eventfd instead. With
-// SQPOLL a thread of the kernel reads the queue at any time and refuses nothing: a call that is
-// refused is made again.
+// in a row, the transfers not handed over are removed from the queue and fail. The kernel reads the
+// queue only during the call, so that moving the tail back is safe. If the read of the eventfd was
+// among them, the thread sleeps in a plain read of the eventfd instead. With SQPOLL a kernel thread
+// reads the queue at any time and refuses no transfer: only the call can be refused, and is then
+// repeated.
 #pragma once
 
 #include <liburing.h>
@@ -32,33 +32,35 @@ class Ring {
   ~Ring();
 
   /// Sets up a ring for `depth` transfers, and tries it. Returns 0 or an errno (EOPNOTSUPP: kernel
-  /// too old).
-  /// Without SQPOLL, and said so, where that is refused. With IOPOLL it takes direct transfers
-  /// alone, and nothing wakes it: for aio/polled_ring.h, which has another ring for the rest.
+  /// too old). If SQPOLL is refused, the ring works without it and logs that. With IOPOLL the ring
+  /// accepts only direct transfers and cannot be woken: PolledRing (aio/polled_ring.h) adds another
+  /// ring for the rest.
   int open(std::uint32_t depth, Polling polling = Polling::None) noexcept;
-  /// Gives the ring back. On the thread that called open().
+  /// Closes the ring. Call it on the thread that called open().
   void close() noexcept;
-  /// Makes wait() return soon. Any thread, from open() to the destructor: a thread that is waking
-  /// us to end must not find the eventfd's number closed, or taken by another file.
+  /// Makes wait() return soon. Any thread, from open() to the destructor: the eventfd stays open
+  /// that long, as a thread that wakes this one for its end must not find the number closed or
+  /// reused.
   void wake() const noexcept;
 
-  /// Registers memory; with none, forgets it. Returns 0 or an errno. Nothing may be in the kernel.
+  /// Registers memory; an empty set unregisters it. Returns 0 or an errno. Nothing may be in the
+  /// kernel.
   int register_buffers(const FixedBuffers& buffers) noexcept;
 
-  /// No longer: see Note [Registered files] in aio/file_slots.h.
+  /// From now on files are not registered: see Note [Registered files] in aio/file_slots.h.
   void stop_registering_files() noexcept { files_.stop(); }
   /// Returns which polling is in effect.
   Polling polling() const noexcept;
 
-  /// Queues a transfer of `length` bytes from where the block stands.
+  /// Queues a transfer of the block's next `length` bytes.
   void prepare(Block& block, std::uint64_t length) noexcept;
   /// Submits what is queued, without waiting.
   void submit() noexcept;
-  /// Submits what is queued and sleeps until `count` answers, wake-ups included, have come.
+  /// Submits what is queued and sleeps until there are `count` answers, wake-ups included.
   void wait(std::uint32_t count) noexcept;
-  /// Submits what is queued and lets the kernel run completions, without waiting.
+  /// Submits what is queued and lets the kernel complete transfers, without waiting.
   void glance() noexcept;
-  /// True if reap() would find some.
+  /// True if reap() would return any answer.
   bool has_answers() const noexcept {
     return !withdrawn_.empty() || io_uring_cq_ready(&ring_) != 0;
   }
@@ -73,9 +75,9 @@ class Ring {
   std::uint64_t exchange_submit_calls() noexcept { return std::exchange(submit_calls_, 0); }
 
  private:
-  friend struct RingPeer;  // tests
+  friend struct RingPeer;  // for tests
   using Setup = int (*)(unsigned entries, io_uring* ring, io_uring_params* params);
-  static Setup setup;  // the kernel's, but for tests
+  static Setup setup;  // the kernel's call; tests replace it
 
   int probe() noexcept;
   io_uring_sqe& next_entry() noexcept;
@@ -90,9 +92,9 @@ class Ring {
   io_uring ring_{};
   bool opened_ = false;
   int event_ = -1;
-  std::uint64_t event_count_ = 0;  // the eventfd's value is read into here
+  std::uint64_t event_count_ = 0;  // buffer for reads of the eventfd
   bool wake_armed_ = false;
-  bool wake_refused_ = false;  // since the last sleep
+  bool wake_refused_ = false;  // whether the read of the eventfd was refused since the last sleep
   std::uint32_t blocks_pending_ = 0;
   std::uint32_t blocks_queued_ = 0;  // blocks prepared and perhaps not yet submitted
   std::uint32_t refusals_ = 0;

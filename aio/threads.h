@@ -1,12 +1,12 @@
-// The thread-pool engine: pread and pwrite on worker threads. Works on every kernel and under every
-// filter. One call per block, so that `single_submit` changes nothing.
+// The thread-pool engine: pread and pwrite on worker threads. It works on every kernel and under
+// every seccomp filter. It makes one call per block, so `single_submit` has no effect.
 #pragma once
 
 #include "aio/engine_base.h"
 
 namespace artesian::aio {
 
-/// At most this many workers, whatever depth and threads ask for: more only switch contexts.
+/// The most workers, whatever depth and threads ask for: more would only switch contexts.
 inline constexpr std::uint64_t workers_max = 32;
 
 /// `faults`: null outside tests; must outlive the engine.

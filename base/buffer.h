@@ -1,10 +1,10 @@
 // BufferLease: memory lent for one transfer. A buffer belongs to the request while the kernel may
 // write to it: submitting moves the lease in, the completion moves it back, and only then can it be
-// returned to its owner. Cancelling never frees it. The types hold this, not discipline.
+// returned to its owner. Cancelling never frees it. The types enforce this rule.
 //
-// Note [Abandoned memory]: where the kernel never finishes a transfer, its memory is never given
-// back and never unmapped: whatever came to lie there could be overwritten at any later moment. It
-// is lost on purpose, until the process ends.
+// Note [Abandoned memory]: if the kernel never finishes a transfer, the transfer's memory is never
+// given back and never unmapped, as the kernel could still overwrite it at any later moment. The
+// memory is leaked on purpose until the process ends.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace artesian {
 
-/// Lends memory and takes it back. Called from the thread on which the lease is destroyed.
+/// Lends memory and takes it back. Its functions are called on the thread that destroys the lease.
 class BufferOwner {
  public:
   virtual void give_back(std::byte* data, std::uint64_t size) noexcept = 0;
@@ -76,12 +76,13 @@ class BufferLease {
   BufferOwner* owner_ = nullptr;
 };
 
-/// Lends memory that it does not need at the moment.
+/// Lends memory that its owner does not need at the moment.
 class BufferLender : public BufferOwner {
  public:
-  /// True if `borrow` would give this much now.
+  /// True if `borrow` would succeed for this many bytes now.
   virtual bool may_lend(std::uint64_t bytes) const noexcept = 0;
-  /// Lends at least `bytes`, uninitialised and aligned to 4096. Empty if there is none.
+  /// Lends at least `bytes`, uninitialised and aligned to 4096. The lease is empty if there is no
+  /// such memory.
   virtual BufferLease borrow(std::uint64_t bytes) noexcept = 0;
 
  protected:

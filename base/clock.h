@@ -1,4 +1,4 @@
-// The clock that all times are measured with, and deadlines on it.
+// The clock for all measured times, and deadlines on it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ std::uint64_t monotonic_ns() noexcept;
 /// Seconds that have passed since `begin_ns` of monotonic_ns().
 double seconds_since(std::uint64_t begin_ns) noexcept;
 
-/// The latest moment that a wait may last until, by monotonic_ns().
+/// The latest time, on monotonic_ns(), until which a wait may last.
 struct Deadline {
   std::uint64_t at_ns = std::numeric_limits<std::uint64_t>::max();
 

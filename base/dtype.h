@@ -1,5 +1,5 @@
-// Element types of tiered data, and the one software rounding that every layer uses. Conversions
-// round to nearest even, in the same way on every machine: kernels/ must match these bit for bit.
+// Element types of tiered data, and the reference for their rounding. Conversions round to nearest
+// even, in the same way on every machine: kernels/ must match these bit for bit.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,6 @@
-// The compute team: work that must not have threads of its own (optimizer, casts, checksums) runs
-// on the threads that the caller already has, through this interface. One busy extra thread beside
-// a two-core GEMM costs more than it wins.
+// Executor: runs work that must not have threads of its own (optimizer, casts, checksums) on the
+// threads that the caller already has. One busy extra thread beside a GEMM on two cores costs more
+// than it gains.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace artesian {
 class Executor {
  public:
   virtual ~Executor() = default;
-  /// Runs `body(begin, end)` over [0, count) in pieces of at least `grain`, but for the last, each
-  /// once, on the team; returns when all are done. `body` must not throw. The cut never affects
-  /// results.
+  /// Runs `body(begin, end)` over [0, count) in pieces of at least `grain` (the last may be
+  /// smaller), each once, on the caller's threads; returns when all are done. `body` must not
+  /// throw. Results must not depend on how the range is cut.
   virtual void parallel_for(std::uint64_t count, std::uint64_t grain,
                             const std::function<void(std::uint64_t, std::uint64_t)>& body) = 0;
 };

@@ -1,6 +1,6 @@
-// keep_for_ever: for what the kernel may still write to when nobody can wait any longer, as after a
-// disk has stopped answering. Such memory must never be freed or reused, so its owner gives it away
-// here instead of destroying it; it goes with the process.
+// keep_for_ever: for memory that the kernel may still write to although nobody waits any longer, as
+// after a disk has stopped answering. Such memory must never be freed or reused, so its owner leaks
+// it here instead of destroying it; it is freed when the process ends.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 namespace artesian {
 
 namespace detail {
-/// Reachable until the end, so that leak checkers do not take it for a mistake.
+/// Kept reachable, so that leak checkers do not report it.
 inline void keep_for_ever(void* object) noexcept {
   static std::mutex mutex;
   static auto* const kept = new std::vector<void*>;  // not destroyed at exit

@@ -1,5 +1,5 @@
-// Small files of /proc and /sys. What cannot be read is empty: on another kernel, or in a
-// container, much is not there.
+// Small files in /proc and /sys. Values that cannot be read are empty, as other kernels and
+// containers lack many of these files.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace artesian {
 
-/// The first line, without spaces at its ends.
+/// The first line of the file, trimmed of spaces.
 std::string first_line_of(const std::string& path);
-/// Its number, if it starts with one.
+/// The number that the first line starts with, if any.
 std::optional<std::int64_t> number_of(const std::string& path);
 /// Returns the rest of the first line that starts with `key`, without leading spaces and ':'.
 std::string value_after(const std::string& path, const std::string& key);

@@ -1,11 +1,11 @@
-// How many processes the launcher of this one has started together, as the launcher's variables in
-// the environment say. Several of them that know nothing of each other would each train the whole
-// of a model that they are meant to share. comm/launch.h says which of them this is.
+// How many processes this process's launcher started together, read from the launcher's environment
+// variables. Processes that do not know of each other would each train the whole model that they
+// are meant to share. comm/launch.h tells which rank this process is.
 //
-// The innermost launcher is asked, where it can be told: torchrun before all others, MPI before
-// Slurm. Slurm's SLURM_NTASKS is not asked, since a batch script has it, too, and is one process.
+// If there are several launchers, the innermost counts: torchrun before all others, MPI before
+// Slurm. SLURM_NTASKS is ignored, since it is also set in a batch script, which is one process.
 //
-// Thread: one that is not beside another which changes the environment.
+// Thread: any, while no other thread changes the environment.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,19 @@
 namespace artesian {
 
 struct Launch {
-  std::string variable;  // name of the variable that says so
+  std::string variable;  // name of the variable that tells the count
   std::uint64_t processes = 0;
 };
 
 /// Returns a variable's value, or nullptr.
 using Environment = std::function<const char*(const char* name)>;
 
-/// Returns what started several processes, or nothing. A value that is no number says nothing.
+/// Returns the launcher that started several processes, or nothing. A value that is not a number is
+/// ignored.
 std::optional<Launch> launched_together(const Environment& environment);
 
-/// `takes_group`: how to join several processes, if that is possible here. Errors: Unsupported if
-/// this process is one of several.
+/// `takes_group`: tells the user how to join several processes, if that is possible here. Errors:
+/// Unsupported if this process is one of several.
 Result<void> check_one_process(const std::string& takes_group = {});
 
 }  // namespace artesian

@@ -1,6 +1,6 @@
-// What a lock file says of who holds it: one line, as text, of a fixed length, so that a shorter
-// record leaves no tail of a longer one. And how long a holder that is dying is waited for: after
-// SIGKILL with writes in flight its lock was freed 7 to 95 ms later (measured).
+// The text in a lock file that names the holder: one line of a fixed length, so that a shorter
+// record leaves no tail of a longer one. Also how long to wait for a dying holder: after SIGKILL
+// with writes in flight, its lock was freed 7 to 95 ms later (measured).
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ std::string holder_record(std::uint64_t run_id);
 /// NoSpace.
 Result<void> write_lock_record(File& file, std::string_view record) noexcept;
 
-/// Says who holds the lock, for a message, whatever the file has.
+/// Returns the text that names the lock's holder, for a message, whatever the file contains.
 std::string read_lock_holder(File& file) noexcept;
 
 }  // namespace artesian

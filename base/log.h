@@ -13,14 +13,14 @@ enum class LogLevel : std::uint8_t { Info, Warning, Error };
 using LogSink = std::function<void(LogLevel, std::string_view line)>;
 
 /// Replaces where lines go; an empty sink restores stderr ("artesian: note|warning|error: ...").
-/// When it returns, no thread is in the former sink. A sink that needs another lock (an
-/// interpreter's) must not be replaced, nor anything logged, by a thread that holds that.
+/// When it returns, no thread runs the former sink. If a sink takes another lock (such as Python's
+/// GIL), a thread that holds that lock must neither replace the sink nor log.
 void set_log_sink(LogSink sink);
 
-/// A line as it goes to stderr without a sink, for one that writes there, too.
+/// Formats a line as it is written to stderr without a sink, for sinks that write to stderr, too.
 std::string log_text(LogLevel level, std::string_view line);
 
-/// The name that lines begin with: the program's; "artesian" until it is set.
+/// Sets the program name that lines begin with; "artesian" by default.
 void set_log_program(std::string name);
 
 /// Lines below this level are dropped. Default: Info.
@@ -29,7 +29,7 @@ void set_log_level(LogLevel level) noexcept;
 /// Writes one line. Thread-safe.
 void log(LogLevel level, std::string_view line);
 
-/// Writes the line the first time it is given in this process, and never again.
+/// Writes the line only the first time that it is given in this process.
 void log_once(LogLevel level, std::string_view line);
 
 }  // namespace artesian

@@ -1,8 +1,8 @@
 // Result<T>: a value or an Error. Errors are values, because completions arrive on a progress
 // thread where an exception has no caller, and a failed read is data of its request. The names are
 // those of std::expected, so that a later switch is one alias (g++ 12 has it only under C++23,
-// which nvcc 13 does not speak). Debug builds abort when a Result that holds an error dies without
-// being looked at.
+// which nvcc 13 does not speak). Debug builds abort when a Result that holds an error is destroyed
+// without having been checked.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ enum class ErrorCode : std::uint8_t {
   Io,           // the device or the kernel failed a transfer or a call
   NoSpace,      // a disk or quota is full
   Corrupt,      // bytes differ from those written: checksum, generation, format
-  Invalid,      // what the user or a file gave is not allowed
+  Invalid,      // a value from the user or from a file is not allowed
   Exhausted,    // a budget or a limit is used up
-  Cancelled,    // the asker withdrew the request
+  Cancelled,    // the caller withdrew the request
   Timeout,      // a deadline passed
   Busy,         // another process or caller holds the lock
   Unsupported,  // known, but not available here or not yet
@@ -38,8 +38,9 @@ std::string system_error_text(int number);
 /// Says what failed. Fields that do not apply stay at their defaults; text is built by `to_string`.
 struct Error {
   ErrorCode code = ErrorCode::Invalid;
-  int system_error = 0;      // errno, or 0
-  std::string message = {};  // what was tried, got, allowed, and what to do; a line for each fault
+  int system_error = 0;  // errno, or 0
+  std::string message =
+      {};  // what was tried, received and allowed, and what to do; one line per fault
   std::string file = {};     // path concerned, or empty
   std::uint64_t offset = 0;  // bytes into `file`
   std::uint64_t length = 0;  // bytes; 0 = no range
@@ -125,7 +126,7 @@ class [[nodiscard]] Result {
     return std::get<1>(std::move(storage_));
   }
 
-  /// Calls `function` with the value and returns its Result, or passes the error on.
+  /// Calls `function` with the value and returns its Result, or returns the error.
   template <typename Function>
   auto and_then(Function&& function) && {
     if constexpr (std::is_void_v<T>) {

@@ -1,4 +1,4 @@
-// Text in pieces: "a,b".
+// Splits text at a separator: "a,b".
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace artesian {
 
-/// Returns what lies between the separators, empty pieces too: n separators make n + 1 of them.
-/// They are parts of `text`, which outlives them.
+/// Returns the pieces between the separators, empty ones too: n separators give n + 1 pieces. The
+/// pieces are views into `text`.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   for (std::size_t begin = 0; begin <= text.size();) {

@@ -1,10 +1,11 @@
-// SystemFile: an open file of the kernel, behind the File interface; for those who open one:
-// base/file_system.cpp by its path, base/durable_folder.cpp by its name in an open folder.
+// SystemFile: an open file of the kernel's file system, behind the File interface. Used by
+// base/file_system.cpp, which opens files by path, and base/durable_folder.cpp, which opens them by
+// name in an open folder.
 //
 // Direct transfers are used only where the kernel states the alignment they need (statx): tmpfs
-// accepts O_DIRECT with any alignment and still copies through the page cache, so that the success
-// of an open proves nothing. A kernel older than 6.1 states nothing; there a disk file system that
-// accepts O_DIRECT is taken to need 4096.
+// accepts O_DIRECT with any alignment and still copies through the page cache, so a successful open
+// proves nothing. Kernels before 6.1 do not report the alignment; there a disk file system that
+// accepts O_DIRECT is assumed to need 4096.
 #pragma once
 
 #include <dirent.h>
@@ -21,36 +22,37 @@ struct stat;
 
 namespace artesian {
 
-/// An Io, or NoSpace, error of a call that failed with this errno.
+/// Makes the Io or NoSpace error of a call that failed with this errno.
 Error system_failure(const char* what, const std::string& path, int system_error,
                      std::uint64_t offset = 0, std::uint64_t length = 0);
 
-/// True if a call failed as one does that the file system, the kernel or a filter does not have:
-/// FUSE and network file systems, and containers, answer with any of EINVAL, ENOSYS, EOPNOTSUPP and
-/// EPERM. The caller goes another way, whose failure tells what is really wrong.
+/// True if this errno may mean that the file system, the kernel or a filter lacks the call: FUSE
+/// and network file systems and containers answer with EINVAL, ENOSYS, EOPNOTSUPP or EPERM. The
+/// caller then tries another way, whose failure shows the real cause.
 bool may_lack_call(int system_error) noexcept;
 
-/// Something that a file system does not have.
+/// A feature that some file systems lack.
 enum class Lack : std::uint8_t { Direct, Permissions, FolderSync };
-/// Warns of it once for each file system: `path` is a file or folder there.
+/// Warns once for each file system that it lacks a feature; `path` is a file or folder there.
 void warn_of(Lack lack, const std::string& path);
 
-/// Judges the answer of a chmod, by errno: a file system without permissions is warned of, as it
-/// decides by its mount options who may read. `what` is "a file" or "a folder". Errors: Io.
+/// Checks the result of a chmod, by errno. A file system without permissions is accepted with a
+/// warning, as its mount options decide who may read. `what` is "a file" or "a folder". Errors: Io.
 Result<void> set_mode(int answer, const char* what, const std::string& folder,
                       const std::string& name);
 
-/// Judges a failed fsync of a folder: a file system that has none is warned of. Errors: Io.
+/// Handles a failed fsync of a folder: a file system without folder syncs is accepted with a
+/// warning. Errors: Io.
 Result<void> folder_sync_failure(const char* what, const std::string& path, int system_error);
 
-/// Converts what fstat and its like say of a file.
+/// Converts the result of fstat or its variants.
 FileStatus status_of(const struct stat& found) noexcept;
 
 /// Lists the names in an open folder, sorted, without "." and "..", and closes the stream. `what`
-/// failed and `path` are for the message. Errors: Io.
+/// and `path` are for the error message. Errors: Io.
 Result<std::vector<std::string>> names_in(DIR* stream, const char* what, const std::string& path);
 
-/// Calls again while a signal interrupts; returns what the call returned.
+/// Repeats a call while signals interrupt it; returns its result.
 template <typename Call>
 auto retry_interrupted(Call call) {
   auto answer = call();
@@ -60,14 +62,15 @@ auto retry_interrupted(Call call) {
 
 class SystemFile final : public File {
  public:
-  /// Takes the descriptor over, buffered.
+  /// Takes over the descriptor, for buffered transfers.
   SystemFile(int descriptor, std::string path) noexcept
       : descriptor_(descriptor), path_(std::move(path)) {}
   ~SystemFile() override;
 
   /// Switches to direct transfers. Returns whether the kernel supports them here.
   bool enable_direct() noexcept;
-  /// Lets each buffered write return once it is durable (O_DSYNC). Returns whether the kernel does.
+  /// Lets each buffered write return once it is durable (O_DSYNC). Returns whether the kernel
+  /// supports that.
   bool enable_durable_writes() noexcept;
   int descriptor() const noexcept override { return descriptor_; }
   Result<int> buffered_descriptor() noexcept override;
@@ -97,7 +100,8 @@ class SystemFile final : public File {
   const std::string path_;
   std::uint64_t direct_alignment_ = 0;  // 0 = buffered
   std::mutex mutex_;
-  int buffered_descriptor_ = -1;  // of a direct file, opened on demand; under the mutex
+  int buffered_descriptor_ =
+      -1;  // buffered descriptor of a direct file, opened on demand; guarded by the mutex
   bool locked_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Sizes as people write them and read them. Bandwidth is 10^9 bytes/s everywhere.
+// Sizes as people read and write them. Bandwidths use GB = 10^9 bytes everywhere.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// An engine on a model whose weights are made up, as benchmarks that train make it.
+// An engine on a model with random weights, as used by benchmarks that train.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,10 @@ namespace artesian::bench {
 struct MadeUpEngine {
   models::ModelConfig model;
   std::unique_ptr<zero3::Module> module;
-  std::unique_ptr<zero3::Engine> engine;  // destroyed before its module
+  std::unique_ptr<zero3::Engine> engine;  // declared after its module, so destroyed before it
 };
 
-/// Makes the engine of the model in a folder, by a configuration file, and fills its home tiers.
+/// Makes the engine of the model in a folder, with a configuration file, and fills its home tiers.
 inline Result<MadeUpEngine> make_engine(const std::string& model_folder, const std::string& config,
                                         const zero3::EngineOptions& options) {
   MadeUpEngine made;

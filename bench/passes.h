@@ -1,5 +1,5 @@
-// What adam_bench and the library for bench/adam_worker.py share: how a pass over arrays is cut
-// among threads, and the stream that is Adam's ceiling.
+// What adam_bench and the library for bench/adam_worker.py share: how a pass over arrays is divided
+// among threads, and the memory stream whose rate is the upper bound for Adam.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace artesian::bench {
 
-constexpr std::uint64_t slice = 256 * 1024;  // elements a call, as in the optimizer pipeline
+constexpr std::uint64_t slice = 256 * 1024;  // elements per call, as in the optimizer's pipeline
 
-/// Calls body(first, count) for every whole slice of [0, elements), cut among threads. Returns the
-/// CPU seconds of the busiest thread.
+/// Calls body(first, count) for every whole slice of [0, elements), divided among threads. Returns
+/// the CPU seconds of the busiest thread.
 template <typename Body>
 double on_threads(unsigned threads, std::uint64_t elements, const Body& body) {
   std::vector<double> seconds(threads);
@@ -34,12 +34,13 @@ double on_threads(unsigned threads, std::uint64_t elements, const Body& body) {
 
 #define ARTESIAN_STREAM __attribute__((target_clones("arch=icelake-server", "avx2", "default")))
 
-/// Adam's reads and writes: three fp32 arrays in place, one 16-bit array in, one out. With the
-/// kernel's own prefetches, which a stream gains from, too: else it would not be a ceiling.
+/// The same reads and writes as Adam: three fp32 arrays in place, one 16-bit array read, one
+/// written. It uses the kernel's prefetches, too, as they also speed up a plain stream, which must
+/// be an upper bound.
 ARTESIAN_STREAM inline void stream_adam(float* __restrict p, float* __restrict m,
                                         float* __restrict v, const std::uint16_t* __restrict g,
                                         std::uint16_t* __restrict out, std::uint64_t n) {
-  for (std::uint64_t first = 0; first < n; first += 32) {  // n is a multiple of 32
+  for (std::uint64_t first = 0; first < n; first += 32) {  // n must be a multiple of 32
     for (std::uint64_t i = first; i < first + 32; i += 16) {
       __builtin_prefetch(p + i + 512);
       __builtin_prefetch(m + i + 512);

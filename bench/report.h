@@ -1,4 +1,4 @@
-// What the benches share: repeated timing of a kernel beside its ceiling, and one JSON line per
+// What the benches share: repeated timing of a kernel beside an upper bound, and one JSON line per
 // result.
 #pragma once
 
@@ -17,8 +17,8 @@ struct Seconds {
   double min = 0, median = 0, max = 0;
 };
 
-/// CPU seconds of the calling thread: what a kernel takes even where others want the same cores
-/// (they still share the memory).
+/// CPU seconds of the calling thread, which do not depend on other load on the same cores (except
+/// on the shared memory).
 inline double thread_seconds() {
   timespec time;
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -35,12 +35,12 @@ struct Result {
   std::string parameters;  // JSON members, such as "\"threads\": 2"
   std::uint64_t bytes = 0;
   Seconds seconds;
-  Seconds ceiling;  // of the same bytes
-  Seconds ratio;    // ceiling / kernel over the pairs measured back to back
+  Seconds ceiling;  // time of the upper bound, for the same bytes
+  Seconds ratio;    // ceiling / kernel, over pairs measured back to back
 };
 
-/// Runs the two in turn, `repeats` times after one warm-up, so that what disturbs the machine
-/// disturbs both. Each returns the seconds that it took.
+/// Runs the two in turn, `repeats` times after one warm-up, so that disturbances affect both. Each
+/// function returns the seconds that it took.
 inline Result measure(std::string name, std::string parameters, std::uint64_t bytes, int repeats,
                       const std::function<double()>& kernel,
                       const std::function<double()>& ceiling) {

@@ -1,9 +1,9 @@
 // Group: bytes between the ranks of one run, which are processes that train one model together.
 // Every rank issues the same operations in the same order, with sizes that agree; each returns when
-// this rank's part of it is done. No bit is changed on the way, and nothing is added up here: what
-// is received is put together by who receives it, in the order of the ranks.
+// this rank's part is done. A group only moves bytes and never reduces them: the receiver combines
+// what it received, in the order of the ranks.
 //
-// Thread: one at a time. After an error the group is of no use any more.
+// Thread: one at a time. After an error the group must not be used any more.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace artesian::comm {
 
-/// Which of how many ranks this is, over all machines and on this one.
+/// This process's rank and the number of ranks, over all machines and on this one.
 struct Place {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -26,7 +26,7 @@ struct Place {
   std::uint32_t local_ranks = 1;
 };
 
-/// What an operation is about, for errors: "gradients of" "h.3".
+/// What an operation concerns, for error messages: "gradients of" "h.3".
 struct What {
   const char* kind = "";
   std::string_view name{};
@@ -37,14 +37,14 @@ struct What {
 
 class Group {
  public:
-  /// An operation that has begun. What it moves stays where it is until wait() has returned.
+  /// An operation that has begun. Its buffers must stay valid until wait() has returned.
   class Begun {
    public:
     Begun() = default;
     Begun(const Begun&) = delete;
     Begun& operator=(const Begun&) = delete;
     virtual ~Begun() = default;
-    /// Once. Errors: as all_to_all.
+    /// Waits for the end; call it once. Errors: as all_to_all.
     virtual Result<void> wait() = 0;
   };
 
@@ -62,25 +62,26 @@ class Group {
   /// or missed the deadline), Invalid (ranks called different operations).
   Result<void> all_to_all(std::span<const std::span<const std::byte>> sent,
                           std::span<const std::span<std::byte>> received, const What& what);
-  /// Begins the same and returns; other operations may begin and end before it is waited for.
+  /// Begins an all_to_all and returns; other operations may begin and end before this one is waited
+  /// for.
   Result<std::unique_ptr<Begun>> begin_all_to_all(std::span<const std::span<const std::byte>> sent,
                                                   std::span<const std::span<std::byte>> received,
                                                   const What& what);
-  /// Waits for it.
+  /// Waits for an operation that has begun.
   Result<void> end(std::unique_ptr<Begun> begun);
   /// `image` has an equal share for each rank; this rank's share is sent, the others are filled in.
   Result<void> all_gather(std::span<std::byte> image, const What& what);
   /// Fills `bytes` on every rank with those of rank `root`.
   Result<void> broadcast(std::span<std::byte> bytes, std::uint32_t root, const What& what);
-  /// For a few bytes: returns what every rank has given, in the order of the ranks; as many bytes
-  /// on each.
+  /// For a few bytes: returns the bytes of all ranks, in the order of the ranks; each rank gives
+  /// equally many.
   Result<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const What& what);
 
   /// Returns the text that every rank has given, in the order of the ranks.
   Result<std::vector<std::string>> exchange_texts(const std::string& mine, const What& what);
 
   /// Brings all ranks to one outcome: success if all succeeded; otherwise each rank gets its own
-  /// error, or, without one, that of the first rank that failed. Errors also: those of the
+  /// error, or, without one, that of the first rank that failed. Further errors: those of the
   /// group.
   Result<void> agree(Result<void> own, const What& what);
 
@@ -89,8 +90,8 @@ class Group {
   double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }
 
  protected:
-  /// Begins an all_to_all, whose sizes are right already. Implementations copy the lists of spans.
-  /// `operation` counts the operations from 0.
+  /// Begins an all_to_all whose sizes were checked. Implementations copy the lists of spans.
+  /// `operation`: number of the operation, from 0.
   virtual Result<std::unique_ptr<Begun>> begin(std::span<const std::span<const std::byte>> sent,
                                                std::span<const std::span<std::byte>> received,
                                                const What& what, std::uint64_t operation) = 0;

@@ -1,8 +1,8 @@
-// What the launcher of this process says in the environment: which of how many ranks it is, and
-// where they meet. torchrun says all of it; mpirun and Slurm's srun say the first half, and the
-// user the second, as MASTER_ADDR and MASTER_PORT, unless all are on this machine.
+// What this process's launcher set in the environment: the rank, the number of ranks, and where
+// they meet. torchrun sets all of it. mpirun and Slurm's srun set only the rank and the count; the
+// user sets MASTER_ADDR and MASTER_PORT, unless all ranks are on this machine.
 //
-// Thread: one that is not beside another which changes the environment.
+// Thread: any, while no other thread changes the environment.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ struct Launch {
   Place place;
   std::string address;          // address of the machine of rank 0
   std::uint16_t port = 0;       // port of PyTorch's store there
-  bool store_is_there = false;  // the launcher has started it; else rank 0 does
-  std::uint32_t gpu = 0;        // of those that the process sees, the rank's own
-  std::uint64_t attempt = 0;    // how often the launcher has started all ranks anew
+  bool store_is_there = false;  // true if the launcher has started the store; else rank 0 does
+  std::uint32_t gpu = 0;        // this rank's GPU, among those that the process sees
+  std::uint64_t attempt = 0;    // how often the launcher has restarted all ranks
 };
 
-/// One rank, if no launcher has started several. Errors: Invalid (a variable that is missing or
-/// wrong).
+/// Reads the environment; one rank if no launcher has started several. Errors: Invalid (a variable
+/// is missing or wrong).
 Result<Launch> launch_of(const Environment& environment);
-/// The same of this process.
+/// launch_of() for the environment of this process.
 Result<Launch> this_launch();
 
 }  // namespace artesian::comm

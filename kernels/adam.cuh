@@ -1,4 +1,5 @@
-// Adam's formula for one element on the device, operation by operation as in adam.h.
+// Adam's formula for one element on the device, with the same operations in the same order as
+// adam.h.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +9,13 @@
 
 namespace artesian::kernels::cuda {
 
-constexpr std::size_t pieces_max = 32;  // CUDA allows arguments of 4 KiB
+constexpr std::size_t pieces_max = 32;  // limited by CUDA, which allows arguments of 4 KiB
 
 struct AdamPieces {
   AdamPiece at[pieces_max];
 };
 
-/// True if all arrays may be read and written by fours.
+/// True if all arrays may be read and written four elements at a time.
 inline bool all_aligned(const AdamArrays& arrays) {
   const auto aligned = [](const void* address, DType dtype) {
     return reinterpret_cast<std::uintptr_t>(address) % (4 * dtype_size(dtype)) == 0;
@@ -25,8 +26,8 @@ inline bool all_aligned(const AdamArrays& arrays) {
          aligned(arrays.param_out, arrays.param_out_dtype);
 }
 
-/// The constants of a step with what the formula derives from them, rounded as adam_step_naive
-/// does.
+/// The constants of a step and the values derived from them, rounded as adam_step_naive rounds
+/// them.
 struct AdamConstants {
   AdamStep step;
   float one_minus_beta1;
@@ -38,7 +39,7 @@ inline AdamConstants make_adam_constants(const AdamStep& step) {
   return {step, 1.0f - step.beta1, 1.0f - step.beta2, step.learning_rate * step.weight_decay};
 }
 
-/// Updates parameter p and moments m and v in place for a gradient.
+/// Updates parameter p and moments m and v in place from a gradient.
 __device__ inline void adam_element(float& p, float& m, float& v, float grad,
                                     const AdamConstants& constants) {
   const AdamStep& step = constants.step;
@@ -52,7 +53,7 @@ __device__ inline void adam_element(float& p, float& m, float& v, float grad,
   p = __fsub_rn(p, __fmul_rn(step.step_size, __fdiv_rn(m, denominator)));
 }
 
-/// As kernels::join_master: the weight; `v` loses its bit.
+/// As kernels::join_master: returns the weight, and clears the tie bit in `v`.
 __device__ inline float join_master(std::uint16_t high, std::uint16_t low, float& v) {
   const unsigned moment = __float_as_uint(v);
   const unsigned upper = high + (moment >> 31);
@@ -61,7 +62,7 @@ __device__ inline float join_master(std::uint16_t high, std::uint16_t low, float
   return __uint_as_float((upper << 16) + static_cast<unsigned>(above));
 }
 
-/// As kernels::split_master; `v` gets its bit.
+/// As kernels::split_master; sets the tie bit in `v`.
 __device__ inline void split_master(float master, std::uint16_t& high, std::uint16_t& low,
                                     float& v) {
   const unsigned bits = __float_as_uint(master);

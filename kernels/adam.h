@@ -1,7 +1,7 @@
-// Optimizer kernels on the CPU: one pass reads gradient and state, and writes state and the 16-bit
-// parameter. SIMD with run-time dispatch (Highway). Multiply and add stay separate operations and
-// no reciprocal approximation is used, so every dispatch target gives the same bits as the naive
-// version.
+// Optimizer kernels on the CPU: one pass reads the gradient and the state, and writes the state and
+// the 16-bit parameter. SIMD with run-time dispatch (Highway). Multiply and add stay separate
+// operations and no reciprocal approximation is used, so every dispatch target gives the same bits
+// as the naive version.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace artesian::kernels {
 
-/// Decoupled decay, or decay added to the gradient.
+/// AdamW: decoupled weight decay. L2: weight decay added to the gradient.
 enum class AdamMode : std::uint8_t { AdamW, L2 };
 
-/// One step's constants, fixed when the step is decided.
+/// The constants of one step, fixed before the step begins.
 struct AdamStep {
   AdamMode mode = AdamMode::AdamW;
   float learning_rate = 1e-3f;
@@ -28,16 +28,16 @@ struct AdamStep {
   bool operator==(const AdamStep&) const = default;
 };
 
-/// Fills the two derived constants for step t (from 1): beta^t by squaring in double. The betas are
-/// the floats that adam_step uses, so that a constant gradient is corrected exactly.
-/// Without bias correction they are learning_rate and 1.
+/// Computes the two derived constants for step t (from 1), with beta^t by squaring in double. The
+/// betas are the floats that adam_step uses, so that the bias of a constant gradient is corrected
+/// exactly. Without bias correction the constants are learning_rate and 1.
 AdamStep make_adam_step(AdamStep constants, std::uint64_t step, bool bias_correction) noexcept;
 
 /// The arrays of one slice, each [count], aligned to their elements only. `grad` is of
 /// `grad_dtype`; `param_out`, if not null, receives the new parameter rounded to `param_out_dtype`.
-/// None may overlap, except that param_out may be param.
+/// The arrays must not overlap, except that param_out may be param.
 struct AdamArrays {
-  float* param = nullptr;  // master weights, in place
+  float* param = nullptr;  // master weights, updated in place
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
   const void* grad = nullptr;
@@ -45,7 +45,8 @@ struct AdamArrays {
   void* param_out = nullptr;
   DType param_out_dtype = DType::Float16;
   /// If not null, the master weights are split (kernels/split_master.h): `param` is not used,
-  /// `param_out` has their upper halves (bf16) in place, and the sign of `exp_avg_sq` its bit.
+  /// `param_out` holds their upper halves (bf16), updated in place, and the sign of `exp_avg_sq`
+  /// holds the tie bit.
   std::uint16_t* master_low = nullptr;
 };
 
@@ -62,9 +63,9 @@ struct AdamPiece {
 ///   p = p - step_size * (m / (sqrt(v) * denominator_multiplier + epsilon))
 /// The bits of an element do not depend on count or on its place in the slice, so any cut into
 /// slices gives the same result; count may be 0. Infinities and NaNs follow IEEE 754 (which NaN
-/// comes of NaNs is not specified); keeping them out is the caller's check (sum_squares).
-/// With split master weights the bits are those of whole ones, NaNs excepted.
-/// Thread: any, for disjoint slices. Source: Loshchilov & Hutter 2019, Algorithm 2.
+/// results from NaNs is not specified); the caller keeps them out (sum_squares). Split master
+/// weights give the same bits as whole ones, except for NaNs. Thread: any, for disjoint slices.
+/// Source: Loshchilov & Hutter 2019, Algorithm 2.
 void adam_step(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step) noexcept;
 
 /// The naive version that adam_step equals bit for bit; also the reference for other devices.

@@ -14,7 +14,8 @@ namespace artesian::kernels {
 /// (source == (std::uint16_t*)(target + n) - n): elements are expanded front to back.
 void expand(const void* source, DType source_dtype, float* target, std::uint64_t count) noexcept;
 
-/// The same past the caches, about twice as fast where the target is not in them and not read soon.
+/// As expand, but with stores that bypass the caches: about twice as fast if the target is not
+/// cached and not read soon.
 void expand_streamed(const void* source, DType source_dtype, float* target,
                      std::uint64_t count) noexcept;
 
@@ -22,7 +23,7 @@ void expand_streamed(const void* source, DType source_dtype, float* target,
 /// *result* is finite.
 bool narrow(const float* source, void* target, DType target_dtype, std::uint64_t count) noexcept;
 
-/// The naive versions that the above equal bit for bit.
+/// The naive versions of the functions above, which equal them bit for bit.
 void expand_naive(const void* source, DType source_dtype, float* target,
                   std::uint64_t count) noexcept;
 bool narrow_naive(const float* source, void* target, DType target_dtype,

@@ -1,11 +1,11 @@
-// The kernels on a CUDA device: the functions of adam.h, cast.h, gradient.h and others with device
-// pointers and a stream, and the same bits as the naive versions there (see Note [Same bits on the
+// The kernels on a CUDA device: the functions of adam.h, cast.h, gradient.h and others, with device
+// pointers and a stream. They give the same bits as the naive versions (see Note [Same bits on the
 // device] in element.cuh). Plain C++: this header needs the CUDA toolkit but not nvcc.
 //
-// Every function enqueues on `stream`, does not wait, and allocates nothing. Arrays live until the
-// stream has passed; they need the alignment of their elements only (16 bytes is faster), and must
-// not overlap unless said. Errors: Io, when the launch is refused, which includes an earlier
-// failure of the device.
+// Every function enqueues on `stream`, does not wait, and allocates nothing. Arrays must live until
+// the stream has done the work; they need only the alignment of their elements (16 bytes is
+// faster), and must not overlap unless stated. Errors: Io, if the launch is refused, for instance
+// after an earlier failure of the device.
 #pragma once
 
 #include <driver_types.h>
@@ -24,13 +24,13 @@
 
 namespace artesian::kernels::cuda {
 
-/// As kernels::adam_step of each piece, in as few launches as their arguments allow; all pointers
-/// are device pointers. Pieces are of the same dtypes, with whole master weights or all with split
-/// ones.
+/// As kernels::adam_step for each piece, in as few launches as their arguments allow; all pointers
+/// are device pointers. All pieces have the same dtypes, and all have whole or all have split
+/// master weights.
 Result<void> adam_steps(std::span<const AdamPiece> pieces, const AdamStep& step,
                         cudaStream_t stream);
 
-/// As kernels::update of each piece, likewise. Pieces have the same arrays, or lack the same.
+/// As kernels::update for each piece, in the same way. The same arrays are null in all pieces.
 Result<void> update_steps(std::span<const AdamPiece> pieces, const UpdateStep& step,
                           cudaStream_t stream);
 
@@ -38,8 +38,8 @@ Result<void> update_steps(std::span<const AdamPiece> pieces, const UpdateStep& s
 Result<void> expand(const void* source, DType source_dtype, float* target, std::uint64_t count,
                     cudaStream_t stream);
 
-/// As kernels::narrow. Where a result is not finite, *not_finite (device memory, the caller clears
-/// it) becomes 1.
+/// As kernels::narrow. If any result is not finite, *not_finite (device memory, cleared by the
+/// caller) becomes 1.
 Result<void> narrow(const float* source, void* target, DType target_dtype, std::uint64_t count,
                     std::uint32_t* not_finite, cudaStream_t stream);
 
@@ -48,7 +48,7 @@ Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, 
                                  std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
                                  cudaStream_t stream);
 
-/// As kernels::sum_squares, with its bits. leaf_sums: device memory.
+/// As kernels::sum_squares, with the same bits. leaf_sums: device memory.
 Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums,
                          cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// CUDA's errors become Results at the edge, through one macro.
+// Converts CUDA's errors into Results, through one macro.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace artesian::kernels::cuda {
 
-/// The Result of a CUDA call. Out of memory is Exhausted, all else Io; the message has the call,
-/// the error's name and its meaning (system_error stays 0: it is for errno).
+/// The Result of a CUDA call. Out of memory becomes Exhausted, any other error Io; the message
+/// contains the call, the error's name and its meaning (system_error stays 0: it is for errno).
 inline Result<void> from_cuda(cudaError_t status, const char* call,
                               const char* source_file = __builtin_FILE(),
                               int source_line = __builtin_LINE()) {

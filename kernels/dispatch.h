@@ -1,5 +1,6 @@
-// Which instruction set the kernels use. All give the same bits (Note [Same bits] in simd_inl.h);
-// a run names its target in its header, and tests run every kernel on each of them.
+// Selects the instruction set of the kernels. All give the same bits (Note [Same bits] in
+// simd_inl.h). A training run logs its target at the start, and tests run every kernel on each
+// target.
 #pragma once
 
 #include <string>

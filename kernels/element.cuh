@@ -1,10 +1,9 @@
 // Elements of any dtype on the device, as floats, and the loop that all elementwise kernels share.
 //
-// Note [Same bits on the device]
-// Arithmetic uses the _rn intrinsics, which nvcc never fuses; conversions of NaNs are integer code,
-// because the hardware makes them canonical and base/dtype.h keeps payloads. Subnormals are kept:
-// these files must not be compiled with -use_fast_math or -ftz=true. As on the CPU, which NaN
-// arithmetic on NaNs yields is not specified.
+// Note [Same bits on the device] Arithmetic uses the _rn intrinsics, which nvcc never fuses. NaNs
+// are converted by integer code, because the hardware makes them canonical while base/dtype.h keeps
+// their payloads. Subnormals are kept: these files must not be compiled with -use_fast_math or
+// -ftz=true. As on the CPU, it is not specified which NaN results from arithmetic on NaNs.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -31,7 +30,7 @@ struct ElementOf<DType::Float32> {
 template <DType dtype>
 using Element = typename ElementOf<dtype>::Type;
 
-/// True if the bits of a 16-bit pattern or of a float are an infinity or a NaN.
+/// True if a 16-bit pattern or a float is an infinity or a NaN.
 template <DType dtype>
 __device__ inline bool is_finite(Element<dtype> element) {
   if constexpr (dtype == DType::Float32) {
@@ -80,14 +79,14 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-/// True if Four may be read and written at this address.
+/// True if a Four may be read and written at this address.
 template <typename T>
 bool aligned_for_four(const T* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Four<T>) == 0;
 }
 
-/// The part of [0, count) that this thread does: body(i, 4) for full groups, body(i, k < 4) for the
-/// tail, in steps of the whole grid.
+/// Runs this thread's part of [0, count): body(i, 4) for full groups, body(i, k < 4) for the tail,
+/// in strides of the whole grid.
 template <typename Body>
 __device__ inline void for_groups_of_four(std::uint64_t count, Body&& body) {
   const std::uint64_t thread = static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -109,8 +108,8 @@ __device__ inline Four<T> read(const T* source, int n, bool vectors) {
   return values;
 }
 
-/// As `read`. The vector goes by an intrinsic: of two plain stores nvcc may join the branches, and
-/// then stores one element at a time.
+/// As `read`. The vector is stored by an intrinsic: with two plain stores nvcc may merge the
+/// branches, and then stores one element at a time.
 template <typename T>
 __device__ inline void write(T* target, const Four<T>& values, int n, bool vectors) {
   if (vectors && n == 4) {
@@ -132,14 +131,14 @@ __device__ inline void write(T* target, const Four<T>& values, int n, bool vecto
 
 constexpr unsigned threads_per_block = 256;
 
-/// Blocks for `count` elements, four a thread; beyond 65536 blocks the loop goes round.
+/// Blocks for `count` elements, four per thread; beyond 65536 blocks, threads loop.
 inline unsigned blocks_for(std::uint64_t count) {
   const std::uint64_t per_block = std::uint64_t{threads_per_block} * 4;
   const std::uint64_t blocks = count / per_block + (count % per_block != 0 ? 1 : 0);
   return static_cast<unsigned>(blocks < 65536 ? blocks : 65536);
 }
 
-/// A dtype as a type, so that a generic lambda can be called with one of three.
+/// A dtype as a type, so that a generic lambda can be called with any of the three.
 template <DType dtype>
 struct DTypeConstant {
   static constexpr DType value = dtype;

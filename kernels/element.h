@@ -1,4 +1,4 @@
-// Elements of any dtype one at a time, as floats: what the naive versions are written in. The SIMD
+// Single elements of any dtype, as floats; the naive versions are written with these. The SIMD
 // counterpart is kernels/simd_inl.h, the CUDA one kernels/element.cuh.
 #pragma once
 

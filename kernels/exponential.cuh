@@ -8,7 +8,7 @@ namespace artesian::kernels::cuda {
 
 __device__ inline float exponential_on_device(float x) {
   using E = Exponential;
-  if (!(x >= E::lowest)) return x < E::lowest ? 0.0f : x;  // a NaN stays one
+  if (!(x >= E::lowest)) return x < E::lowest ? 0.0f : x;  // a NaN is returned unchanged
   const float n = __fsub_rn(__fadd_rn(__fmul_rn(x, E::log2_e), E::rounder), E::rounder);
   const float r = __fsub_rn(__fsub_rn(x, __fmul_rn(n, E::ln2_high)), __fmul_rn(n, E::ln2_low));
   constexpr float coefficients[] = {E::coefficients[0], E::coefficients[1], E::coefficients[2],

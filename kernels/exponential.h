@@ -1,7 +1,7 @@
-// exp(x) for x <= 0 in fp32, defined by its operations, so that every instruction set and the GPU
-// have the same bits: n = round(x / ln 2), r = x - n ln 2 in two parts, a polynomial of degree 7
-// (Cephes' expf) and 2^n, with separate multiplications and additions. Within 2 units in the last
-// place. Below `lowest` the result is 0: no subnormals. A NaN stays one.
+// exp(x) for x <= 0 in fp32, defined by its sequence of operations, so that every instruction set
+// and the GPU give the same bits: n = round(x / ln 2), r = x - n ln 2 in two parts, a polynomial of
+// degree 7 (Cephes' expf) and 2^n, with separate multiplications and additions. Within 2 units in
+// the last place. Below `lowest` the result is 0, so there are no subnormals. A NaN gives a NaN.
 #pragma once
 
 #include <bit>
@@ -13,14 +13,15 @@ namespace artesian::kernels {
 struct Exponential {
   static constexpr float lowest = -87.0f;
   static constexpr float log2_e = 1.44269504f;
-  static constexpr float rounder = 12582912.0f;    // 1.5 x 2^23: adding it rounds to an integer
-  static constexpr float ln2_high = 0.693359375f;  // few bits: a product with n is exact
+  static constexpr float rounder = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer
+  static constexpr float ln2_high =
+      0.693359375f;  // has few bits, so that its product with n is exact
   static constexpr float ln2_low = -2.12194440e-4f;
   static constexpr float coefficients[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                            4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 };
 
-/// The naive version, also used for single values.
+/// The naive version, also used for scalars.
 inline float exponential(float x) noexcept {
   using E = Exponential;
   if (std::isnan(x)) return x;
@@ -33,7 +34,7 @@ inline float exponential(float x) noexcept {
   return y * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
 }
 
-/// 1 / (1 + exp(-x)), by the exponential of the negative side.
+/// 1 / (1 + exp(-x)), computed from the exponential of -|x|.
 inline float sigmoid(float x) noexcept {
   const float e = exponential(-std::fabs(x));
   return (x >= 0.0f ? 1.0f : e) / (1.0f + e);

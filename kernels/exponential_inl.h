@@ -1,5 +1,6 @@
-// exponentials() and sigmoids(): exponential.h's functions on vectors, for one dispatch target at a
-// time. Included as simd_inl.h is, which it needs, by kernels alone.
+// exponentials() and sigmoids(): the functions of exponential.h on vectors, for one dispatch target
+// at a time. Included by kernels only, once per target, like simd_inl.h, which must be included
+// first.
 //
 // Include guard per target: flips with HWY_TARGET_TOGGLE.
 #if defined(ARTESIAN_KERNELS_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +22,7 @@ HWY_INLINE FloatVector exponentials(FloatVector x) {
   const FloatTag d;
   const IntTag<FloatTag> di;
   const auto lowest = hn::Set(d, E::lowest);
-  const auto within = hn::IfThenElse(hn::Lt(lowest, x), x, lowest);  // also for a NaN
+  const auto within = hn::IfThenElse(hn::Lt(lowest, x), x, lowest);  // also taken for a NaN
   const auto rounder = hn::Set(d, E::rounder);
   const auto n = hn::Sub(hn::Add(hn::Mul(within, hn::Set(d, E::log2_e)), rounder), rounder);
   const auto r = hn::Sub(hn::Sub(within, hn::Mul(n, hn::Set(d, E::ln2_high))),

@@ -1,4 +1,4 @@
-// The sums of lanes.h on the device: a warp has the lanes, each thread its own.
+// The sums of lanes.h on the device: a warp holds the lanes, spread over its threads.
 #pragma once
 
 #include "kernels/element.cuh"
@@ -8,13 +8,14 @@ namespace artesian::kernels::cuda {
 
 constexpr unsigned warp = lane_threads;
 
-/// The value that a thread of this warp gives; all of them call.
+/// Returns the value that thread number `thread` of this warp passes; all threads of the warp must
+/// call.
 __device__ inline float of_thread(float value, unsigned thread) {
   return static_cast<float>(
       __shfl_sync(0xffffffffu, value, static_cast<int>(thread), static_cast<int>(warp)));
 }
 
-/// The sum of the warp's lanes, in every thread.
+/// Returns the sum of the warp's lanes, in every thread.
 template <unsigned count>
 __device__ inline float warp_total(float (&lanes)[count]) {
 #pragma unroll

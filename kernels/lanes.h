@@ -1,13 +1,13 @@
 // Sums over virtual lanes: element i goes to lane i mod `lanes`, each lane is summed in order, and
-// the lanes are added up in one fixed order, in which a warp of a GPU can do it, too. So a sum has
-// the same bits on every instruction set and on the GPU.
+// the lanes are added up in one fixed order that a GPU's warp can follow, too. So a sum has the
+// same bits on every instruction set and on the GPU.
 #pragma once
 
 namespace artesian::kernels {
 
-constexpr int lane_threads = 32;  // each has `lanes` / 32 adjacent lanes
+constexpr int lane_threads = 32;  // each holds `lanes` / 32 adjacent lanes
 
-/// The sum of one thread's lanes; they are used up.
+/// The sum of one thread's lanes, whose values are overwritten.
 template <int count>
 constexpr float own_total(float* lanes) noexcept {
   for (int width = count / 2; width > 0; width /= 2) {

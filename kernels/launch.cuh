@@ -1,6 +1,6 @@
-// The one way to launch a kernel. An ordinary call, so that compilers of plain C++ can read the
-// .cu files (tests/support/cuda_on_host); and its status is of this launch, where that of <<< >>>
-// is the last error of the thread, whoever made it.
+// The one function that launches kernels. It is an ordinary call, so that plain C++ compilers can
+// read the .cu files (tests/support/cuda_on_host). And it returns the status of this launch,
+// whereas <<< >>> leaves the thread's last error, which an earlier call may have caused.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace artesian::kernels::cuda {
 
-/// Enqueues `kernel` on `stream`, in so many blocks, of `threads` each. Errors: Io.
+/// Enqueues `kernel` on `stream` with this many blocks of `threads` threads each. Errors: Io.
 template <typename... Parameters, typename... Arguments>
 Result<void> launch(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
                     cudaStream_t stream, Arguments... arguments) {

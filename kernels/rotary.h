@@ -7,20 +7,20 @@
 
 namespace artesian::kernels {
 
-/// Says which way pairs are turned: as forward does, or back, which is the gradient.
+/// The direction in which pairs are rotated: Forward as in the forward pass; Back for its gradient.
 enum class Turn : std::uint8_t { Forward, Back };
 
 /// Rows of heads, one row for each token, and the tables of their positions.
 struct RotaryRows {
   const void* source = nullptr;
-  void* target = nullptr;  // may be the source; the same shape
+  void* target = nullptr;  // may be the source; of the same shape
   DType dtype = DType::Float32;
   std::uint64_t rows = 0;
   std::uint64_t stride = 0;       // elements of a row, at least heads * width
-  std::uint64_t heads = 0;        // number of heads from the row's beginning; the rest is copied
+  std::uint64_t heads = 0;        // heads to rotate, from the row's beginning; the rest is copied
   std::uint64_t width = 0;        // elements of a head; even
-  std::uint64_t position = 0;     // position of the first row; each following row has the next one
-  std::uint64_t length = 0;       // after which positions begin at 0 again
+  std::uint64_t position = 0;     // position of the first row; positions increase by one per row
+  std::uint64_t length = 0;       // positions wrap around to 0 after this many
   const void* cosines = nullptr;  // [length, width / 2], of the same dtype
   const void* sines = nullptr;    // likewise
 };
@@ -33,7 +33,7 @@ struct RotaryRows {
 /// Shape: as in RotaryRows; aligned to elements only.
 void turn_rows(const RotaryRows& rows, Turn turn) noexcept;
 
-/// The naive version that it equals bit for bit (a NaN: any NaN).
+/// The naive version, which equals turn_rows bit for bit (except which NaN).
 void turn_rows_naive(const RotaryRows& rows, Turn turn) noexcept;
 
 }  // namespace artesian::kernels

@@ -1,15 +1,15 @@
 // Loads, stores and roundings of all element types as float vectors, for one dispatch target at a
 // time. Included once per target by the kernels (see hwy/foreach_target.h); nobody else needs it.
 //
-// Note [Same bits]
-// Every dispatch target gives the bits of the naive version, because
+// Note [Same bits] Every dispatch target gives the bits of the naive version, because
 // - multiply and add are separate Highway operations, never MulAdd (which fuses on AVX2 and up),
 //   and the tree is built with -ffp-contract=off, without which g++ fuses the intrinsics again;
 // - division and square root are the IEEE ones, never approximations;
-// - bf16 rounding is integer code. fp16 uses F16C where the target has it, whose results, NaN
-//   payloads included, are those of base/dtype.h; other targets use integer code (Highway 1.0's
+// - bf16 rounding is integer code. fp16 uses F16C where the target has it; its results, NaN
+//   payloads included, equal those of base/dtype.h. Other targets use integer code (Highway 1.0's
 //   own fallback truncates and loses infinities);
-// - a tail shorter than a vector is padded and goes through the very code of the full blocks.
+// - a tail shorter than a vector is padded and goes through the same code as full blocks.
+//
 // One thing is not specified: which NaN an *arithmetic* operation on NaNs yields (operand order is
 // the compiler's choice). A NaN result is a NaN everywhere. Conversions are exact for NaNs, too.
 //
@@ -41,21 +41,21 @@ using FloatTag = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<FloatTag>;
 constexpr std::size_t lanes_of_vector = hn::MaxLanes(FloatTag());
 
-// The tags below may be of a partial vector (sum_squares loads half a register of floats).
+// The tags below may describe a partial vector (sum_squares loads half a register of floats).
 template <class D>
 using IntTag = hn::Rebind<std::int32_t, D>;
 template <class D>
 using HalfTag = hn::Rebind<std::uint16_t, D>;
 
-/// Asks for the cache line 2 KiB on. The hardware's own prefetcher falls behind where arithmetic
-/// takes as long as memory; of 0.5 to 4 KiB this distance is the best (adam_bench). The address may
-/// lie beyond the array: a prefetch never faults.
+/// Prefetches the cache line 2 KiB ahead. The hardware's own prefetcher falls behind if arithmetic
+/// takes as long as memory; among 0.5 to 4 KiB this distance is the best (adam_bench). The address
+/// may lie beyond the array: a prefetch never faults.
 HWY_INLINE void prefetch_beyond(const void* address) {
   const std::uintptr_t beyond = reinterpret_cast<std::uintptr_t>(address) + 2048;
   hwy::Prefetch(reinterpret_cast<const char*>(beyond));
 }
 
-/// fp16 bits in 32-bit lanes of fp16 values, by integer operations; as fp16_to_float.
+/// Converts fp16 bits in 32-bit lanes to floats with integer operations; as fp16_to_float.
 template <class D>
 HWY_INLINE hn::Vec<D> fp16_value_in_software(D d, hn::Vec<IntTag<D>> bits) {
   const IntTag<D> di;
@@ -73,7 +73,7 @@ HWY_INLINE hn::Vec<D> fp16_value_in_software(D d, hn::Vec<IntTag<D>> bits) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
-/// fp16 bits, in 32-bit lanes, of floats, by integer operations; as float_to_fp16.
+/// Converts floats to fp16 bits in 32-bit lanes with integer operations; as float_to_fp16.
 template <class D>
 HWY_INLINE hn::Vec<IntTag<D>> fp16_bits_in_software(D d, hn::Vec<D> value) {
   const IntTag<D> di;
@@ -99,7 +99,7 @@ HWY_INLINE hn::Vec<IntTag<D>> fp16_bits_in_software(D d, hn::Vec<D> value) {
   return hn::Or(result, sign);
 }
 
-/// The floats rounded to bf16, still as 32-bit patterns: the low 16 bits are not cleared.
+/// Rounds floats to bf16, still as 32-bit patterns: the low 16 bits are not cleared.
 template <class D>
 HWY_INLINE hn::Vec<hn::Rebind<std::uint32_t, D>> bf16_rounded(D, hn::Vec<D> value) {
   const hn::Rebind<std::uint32_t, D> du;
@@ -110,7 +110,7 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint32_t, D>> bf16_rounded(D, hn::Vec<D> valu
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), quiet_nan, rounded);
 }
 
-/// Floats of 16-bit patterns.
+/// Converts 16-bit patterns to floats.
 template <DType dtype, class D>
 HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<HalfTag<D>> bits) {
   if constexpr (dtype == DType::BFloat16) {
@@ -125,7 +125,7 @@ HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<HalfTag<D>> bits) {
   }
 }
 
-/// 16-bit patterns of floats.
+/// Converts floats to 16-bit patterns.
 template <DType dtype, class D>
 HWY_INLINE hn::Vec<HalfTag<D>> round_bits(D d, hn::Vec<D> value) {
   const HalfTag<D> dh;
@@ -149,15 +149,15 @@ HWY_INLINE hn::Vec<D> load(D d, const Element<dtype>* source) {
   }
 }
 
-/// Says whether a store goes past the caches: then what is not read soon takes none of their lines,
-/// and lines that are written whole are not read from memory first. Whoever streams ends with
-/// hwy::FlushStream(), before others may see it.
+/// Selects whether stores bypass the caches. Streamed stores leave the cache to data that is read
+/// soon, and lines that are written completely are not read from memory first. A streaming kernel
+/// must call hwy::FlushStream() before other threads may see its results.
 enum class Store : std::uint8_t { Cached, Streamed };
 
 /// Streamed: `target` is aligned to the vector.
 template <Store how, class V, class D, typename T>
 HWY_INLINE void store_vector(V value, D d, T* target) {
-  // Highway's own writes 16 bytes of a smaller vector.
+  // Highway's own streaming store writes 16 bytes even for a smaller vector.
   if constexpr (how == Store::Streamed && hn::MaxLanes(D()) * sizeof(T) >= 16) {
     hn::Stream(value, d, target);
   } else {
@@ -165,7 +165,8 @@ HWY_INLINE void store_vector(V value, D d, T* target) {
   }
 }
 
-/// Elements of `count` before the first one that a vector of `vector_bytes` may be streamed to.
+/// Returns how many of `count` elements come before the first one that a vector of `vector_bytes`
+/// may be streamed to.
 template <typename T>
 HWY_INLINE std::uint64_t unaligned_head(const T* target, std::size_t vector_bytes,
                                         std::uint64_t count) {
@@ -183,7 +184,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Element<dtype>* target) {
   }
 }
 
-/// A vector of the row from `first` on; beyond its end: `beyond`.
+/// A vector of the row from element `first` on; lanes beyond the row's end get `beyond`.
 template <DType dtype>
 HWY_INLINE FloatVector load_some(const Element<dtype>* row, std::uint64_t first,
                                  std::uint64_t count, float beyond) {
@@ -218,15 +219,15 @@ HWY_INLINE hn::Vec<D> round_to(D d, hn::Vec<D> value) {
   }
 }
 
-/// The magnitudes of stored patterns as integers: the largest so far, which tells whether one of
-/// them was an infinity or a NaN. Starts at zero.
+/// Collects the largest magnitude of stored patterns, as integers, which shows whether any of them
+/// was an infinity or a NaN. Starts at zero.
 template <DType dtype>
 using MagnitudeTag =
     hn::Rebind<std::conditional_t<dtype == DType::Float32, std::int32_t, std::int16_t>, FloatTag>;
 template <DType dtype>
 using Magnitudes = hn::Vec<MagnitudeTag<dtype>>;
 
-/// Stores rounded values. Returns the largest magnitudes with theirs.
+/// Stores rounded values. Returns the largest magnitudes including these.
 template <DType dtype, Store how = Store::Cached>
 HWY_INLINE Magnitudes<dtype> store_watched(FloatVector value, Element<dtype>* target,
                                            Magnitudes<dtype> largest) {

@@ -1,4 +1,4 @@
-// Split master weights as vectors, for one dispatch target at a time; as simd_inl.h is included.
+// Split master weights as vectors, for one dispatch target at a time; included like simd_inl.h.
 //
 // Include guard per target: flips with HWY_TARGET_TOGGLE.
 #if defined(ARTESIAN_KERNELS_SPLIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -13,7 +13,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// As kernels/split_master.h does it, a vector at once. `exp_avg_sq` loses its bit.
+/// Joins split weights as kernels/split_master.h does, a vector at a time. Clears the tie bit in
+/// `exp_avg_sq`.
 HWY_INLINE FloatVector join_split(const std::uint16_t* high, const std::uint16_t* low,
                                   FloatVector& exp_avg_sq) {
   const FloatTag d;
@@ -51,7 +52,7 @@ HWY_INLINE FloatVector settle_ties(FloatVector master) {
   return hn::BitCast(FloatTag(), hn::Sub(bits, less));
 }
 
-/// As store_split of settled masters, which need no bit.
+/// As store_split, for settled master weights, which need no tie bit.
 HWY_INLINE void store_settled(FloatVector master, std::uint16_t* high, std::uint16_t* low) {
   const FloatTag d;
   const hn::Rebind<std::uint32_t, FloatTag> du;

@@ -1,18 +1,17 @@
-// Split master weights: an fp32 weight kept as the bf16 value that it rounds to, which the model
-// needs anyway, and its own low 16 bits. Two bytes less to keep, and to move twice in every step.
+// Split master weights: an fp32 weight is kept as its bf16 rounding, which the model needs anyway,
+// and its own low 16 bits. This saves two bytes per weight, which would otherwise be stored, read
+// and written in every step.
 //
-// Note [The bit of a tie]: rounding adds to the upper half what the low half says: nothing below
-// 0x8000, one above. Read as a signed number, the low half is thus what the weight has more than
-// its bf16 value, in units of the last place of the pattern; signs, subnormals, and what rounds up
-// to infinity need no case of their own. At exactly 0x8000 the upper half was rounded to even, up
-// or down, and the low half alone does not say which: one bit does, and is kept where one is free,
-// in the sign of exp_avg_sq, which is never negative. A NaN stays one; of its payload the quiet bit
-// is set, as in bf16.
+// Note [The bit of a tie]: rounding adds 0 to the upper half if the low half is below 0x8000, and 1
+// if it is above. Read as a signed number, the low half is thus the difference between the weight
+// and its bf16 value, in units of the pattern's last place. Signs, subnormals and weights that
+// round up to infinity need no special case. At exactly 0x8000 the upper half was rounded to even,
+// up or down, and the low half does not tell which. One bit tells: the sign of exp_avg_sq, which is
+// never negative and so is free. A NaN stays a NaN; its quiet bit is set, as in bf16.
 //
-// Note [Without a bit]: an optimizer without squares has no free sign. Its weights are never at a
-// tie that rounds down: settle_tie() moves such a one, one weight of 131,072, by the last place of
-// fp32. So that the bits are those of every placement, whole weights with bf16 parameters are
-// settled, too.
+// Note [Without a bit]: an optimizer without squares has no free sign. So settle_tie() changes each
+// weight at a tie that rounds down (one in 131,072) by the last place of fp32. Whole weights with
+// bf16 parameters are settled, too, so that all placements give the same bits.
 #pragma once
 
 #include <bit>
@@ -22,7 +21,7 @@
 
 namespace artesian::kernels {
 
-/// One weight and the second moment beside it, as they are stored.
+/// One weight and the second moment beside it, as stored.
 struct SplitMaster {
   std::uint16_t high = 0;   // bf16: the parameter
   std::uint16_t low = 0;    // low half of the weight's pattern
@@ -37,8 +36,8 @@ constexpr SplitMaster split_master(float master, float exp_avg_sq) noexcept {
           std::bit_cast<float>(magnitude | rounded_down)};
 }
 
-/// The weight, or the next smaller pattern of one that lies half-way between two bf16 values and
-/// rounds down; it rounds to the same one. Note [Without a bit].
+/// Returns the weight, or, if it lies half-way between two bf16 values and rounds down, the next
+/// smaller pattern, which rounds to the same bf16 value: Note [Without a bit].
 constexpr float settle_tie(float master) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(master);
   return std::bit_cast<float>((bits & 0x1ffffu) == 0x8000u ? bits - 1 : bits);
@@ -49,7 +48,7 @@ struct JoinedMaster {
   float exp_avg_sq = 0.0f;
 };
 
-/// split_master undone, bit for bit but for NaNs.
+/// Undoes split_master, bit for bit except for NaNs.
 constexpr JoinedMaster join_master(const SplitMaster& split) noexcept {
   const auto moment = std::bit_cast<std::uint32_t>(split.exp_avg_sq);
   const std::uint32_t high = split.high + (moment >> 31);

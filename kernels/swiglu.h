@@ -1,5 +1,5 @@
 // silu(gate) * up, the middle of a gated MLP, in one pass, and its gradients in another, with the
-// roundings of the single operations that they replace.
+// same roundings as the separate operations that they replace.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace artesian::kernels {
 
-/// Rows of two matrices, each an array of its own or part of the rows of one.
+/// Rows of two matrices, each a separate array or a part of the rows of one array.
 struct GatedRows {
   const void* gate = nullptr;  // [rows, width]
   const void* up = nullptr;    // [rows, width]
@@ -18,18 +18,18 @@ struct GatedRows {
   std::uint64_t stride = 0;  // elements from a row of gate to the next, and of up; >= width
 };
 
-/// Inputs and outputs of the backward pass, all of the rows' dtype.
+/// Inputs and outputs of the backward pass, all with the rows' dtype.
 struct SwigluGradient {
   const void* outer = nullptr;  // [rows, width], contiguous: the product's gradient
-  void* gate = nullptr;         // [rows, width], with the stride of the rows; out
+  void* gate = nullptr;         // [rows, width], with the stride of the rows; output
   void* up = nullptr;           // likewise
 };
 
 /// Computes for each element, in fp32, each operation rounded on its own:
 ///   s = round_to(gate * sigmoid(gate));  product = round_to(s * up)
-/// with sigmoid() of exponential.h: the same bits on every instruction set and on the GPU, whatever
-/// the cut into rows. A gate of -infinity makes a NaN.
-/// Shape: product: [rows, width], contiguous; aligned to elements only; they must not overlap.
+/// with sigmoid() of exponential.h: the bits are the same on every instruction set and on the GPU,
+/// however the elements are divided into rows. A gate of -infinity gives a NaN. Shape: product:
+/// [rows, width], contiguous; aligned to elements only; no overlap.
 void swiglu(const GatedRows& rows, void* product) noexcept;
 
 /// Computes for each element, in fp32, each operation rounded on its own, with q = sigmoid(gate):
@@ -38,7 +38,7 @@ void swiglu(const GatedRows& rows, void* product) noexcept;
 /// Overlap: none.
 void swiglu_gradient(const GatedRows& rows, const SwigluGradient& gradient) noexcept;
 
-/// The naive versions that they equal bit for bit (a NaN: any NaN).
+/// The naive versions, which equal the functions above bit for bit (except which NaN).
 void swiglu_naive(const GatedRows& rows, void* product) noexcept;
 void swiglu_gradient_naive(const GatedRows& rows, const SwigluGradient& gradient) noexcept;
 

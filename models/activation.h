@@ -1,4 +1,4 @@
-// The activation functions, computed.
+// Computes the activation functions.
 #pragma once
 
 #include "models/activation_name.h"

@@ -1,4 +1,4 @@
-// The activation functions that config.json may name. Knows nothing of LibTorch.
+// The activation functions that config.json may name. Independent of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class Activation : std::uint8_t {
   Linear,
 };
 
-/// The function that `key` names; `absent` if the key is not there, or is a fault.
+/// Reads the function named by `key`; returns `absent` if the key is missing or invalid.
 Activation read_activation(ConfigReader& reader, const char* key, Activation absent);
 
 }  // namespace artesian::models

@@ -12,9 +12,9 @@ at::Tensor split_heads(const at::Tensor& joined, std::int64_t heads);
 /// The inverse.
 at::Tensor join_heads(const at::Tensor& split);
 
-/// softmax(scale * query key^T) value, each position seeing itself and those before.
-/// Shape: query, result: [samples, heads, length, width]; key, value: the same, or with fewer
-/// heads, each of which serves heads / fewer queries in turn (grouped-query attention).
+/// softmax(scale * query key^T) value, where each position attends to itself and earlier ones.
+/// Shape: query, result: [samples, heads, length, width]; key, value: the same shape, or with fewer
+/// heads, each of which serves a group of consecutive query heads (grouped-query attention).
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             double scale);
 

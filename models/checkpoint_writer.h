@@ -1,14 +1,14 @@
 // Writes a Hugging Face directory in one pass: safetensors in shards, their index, config.json and
-// the tokenizer's files. Tensors are declared first and their bytes appended in order, in pieces,
-// so that nothing is ever whole in memory. All goes into a folder beside the target, is made
-// durable, and is renamed at the end: the target either is complete or does not exist. A writer
-// that dies before commit() removes what it wrote.
+// the tokenizer's files. Tensors are declared first, and their bytes appended in order, in pieces,
+// so that no tensor is ever complete in memory. All files are written to a folder beside the
+// target, made durable, and renamed at the end, so that the target is complete or does not exist. A
+// writer that dies before commit() removes what it wrote.
 //
-// Note [Reserved bytes]: between create() and the first append() lies a training, of weeks perhaps,
-// in which others fill the disk. So create() takes the room of all files there and then: in files
-// without a name, which nobody sees and which are gone with the process however it ends. A file
-// system that has no such files (NFS) shows the folder of named ones from the start, and one that
-// cannot promise room at all is a line in the log.
+// Note [Reserved bytes]: between create() and the first append() there may be weeks of training, in
+// which others fill the disk. So create() reserves the space of all files at once, in unnamed
+// files, which are invisible and disappear with the process. On a file system without unnamed files
+// (NFS), a folder with named ones is visible from the start. If a file system cannot reserve space,
+// a warning is logged.
 #pragma once
 
 #include <cstdint>
@@ -28,32 +28,34 @@ struct TensorDeclaration {
   std::vector<std::int64_t> shape;
 };
 
-/// A small file of a model directory, whole.
+/// A small file of a model directory, completely in memory.
 struct ModelFile {
   std::string name;
   std::string text;
 };
 
-/// config.json and the tokenizer's files of a model directory. For the time before training: at its
-/// end the directory may be gone. Errors: Io; Invalid (not a regular file, larger than 256 MiB).
+/// Reads config.json and the tokenizer's files of a model directory. Call it before training, as
+/// the directory may be gone at its end. Errors: Io; Invalid (not a regular file, larger than 256
+/// MiB).
 Result<std::vector<ModelFile>> read_model_files(const std::string& directory);
 
 struct CheckpointWriterOptions {
-  std::string target;            // the folder to make; must not exist, its parent must
-  std::vector<ModelFile> files;  // written beside the weights, config.json with their dtype
+  std::string target;            // the folder to create: it must not exist, its parent must
+  std::vector<ModelFile> files;  // written beside the weights; config.json gets their dtype
   DType dtype = DType::Float32;  // stored type of all tensors
-  std::uint64_t shard_size_max = 5'000'000'000;  // bytes of data; a larger tensor has its own shard
+  std::uint64_t shard_size_max =
+      5'000'000'000;  // bytes of data; a larger tensor gets its own shard
 };
 
-/// Checks that a checkpoint of this many bytes could be written now: the target is free, its parent
-/// is a writable folder with that much space. For the time before training. Errors: Invalid,
+/// Checks that a checkpoint of this many bytes could be written now: the target does not exist, and
+/// its parent is a writable folder with enough space. Call it before training. Errors: Invalid,
 /// NoSpace, Io.
 Result<void> check_checkpoint_target(const std::string& target, std::uint64_t bytes);
 
 class CheckpointWriter {
  public:
-  /// Checks the target and reserves its bytes. Errors: Invalid (target exists, names twice or
-  /// none), NoSpace, Io.
+  /// Checks the target and reserves its bytes. Errors: Invalid (the target exists; duplicate or
+  /// missing names), NoSpace, Io.
   static Result<CheckpointWriter> create(CheckpointWriterOptions options,
                                          std::vector<TensorDeclaration> tensors);
   CheckpointWriter(CheckpointWriter&& other) noexcept;
@@ -63,15 +65,15 @@ class CheckpointWriter {
   /// The dtype of all tensors.
   DType dtype() const noexcept { return options_.dtype; }
 
-  /// The next bytes of tensor `tensor`, which must be the first one that is not complete.
-  /// Errors: NoSpace, Io.
+  /// Appends the next bytes of tensor `tensor`, which must be the first incomplete one. Errors:
+  /// NoSpace, Io.
   Result<void> append(std::size_t tensor, std::span<const std::byte> bytes);
 
-  /// The same of values, rounded to the dtype of the file.
+  /// As append, for values, which are rounded to the dtype of the file.
   Result<void> append_rounded(std::size_t tensor, std::span<const float> values);
 
-  /// After the last byte: syncs and renames. Errors: NoSpace, Io; Invalid if the target came into
-  /// being meanwhile. What cannot be renamed stays, whole, under the name that the error tells.
+  /// Call it after the last byte: syncs and renames. Errors: NoSpace, Io; Invalid if the target was
+  /// created meanwhile. If renaming fails, the complete folder remains under the name in the error.
   Result<void> commit();
 
  private:
@@ -80,7 +82,7 @@ class CheckpointWriter {
     std::size_t tensor_first;
     std::size_t tensor_end;
     std::uint64_t size;              // bytes of data
-    std::optional<OutputFile> file;  // until it is complete
+    std::optional<OutputFile> file;  // open until it is complete
   };
   CheckpointWriter(CheckpointWriterOptions options, std::vector<TensorDeclaration> tensors);
 
@@ -100,12 +102,13 @@ class CheckpointWriter {
   CheckpointWriterOptions options_;
   std::vector<TensorDeclaration> tensors_;
   std::vector<Shard> shards_;
-  std::string folder_;  // where it is written; empty before creation and after the rename
+  std::string folder_;  // folder being written; empty before creation and after the rename
   bool unnamed_ = false;
-  std::optional<OutputFile> small_;     // unnamed: the room of all but the shards
-  std::optional<std::size_t> shard_;    // under way; none before the first byte
-  std::size_t tensor_ = 0;              // first incomplete
-  std::uint64_t tensor_written_ = 0;    // bytes of it
+  std::optional<OutputFile>
+      small_;  // unnamed file that reserves the space of everything except the shards
+  std::optional<std::size_t> shard_;    // the current shard; empty before the first byte
+  std::size_t tensor_ = 0;              // the first incomplete tensor
+  std::uint64_t tensor_written_ = 0;    // bytes written of it
   std::vector<std::uint16_t> rounded_;  // buffer of append_rounded
 };
 

@@ -1,5 +1,5 @@
-// What the configurations of decoders have in common, without any tensor: building the list of
-// parameters and the stages, and the keys that mean the same in each.
+// What decoder configurations have in common, without tensors: building the list of parameters and
+// the stages, and the keys with the same meaning in each.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ constexpr IntegerRange layer_range{1, 100000};
 /// Dropout is not implemented: valid probabilities under these keys are set to 0, with one note.
 void read_dropout(ConfigReader& reader, std::initializer_list<const char*> names, double absent);
 
-/// Keys of every model that would change results but are not implemented, and those that change
-/// nothing here.
+/// Reads the keys, common to all models, that would change results but are not implemented, and
+/// those that have no effect.
 void read_common_keys(ConfigReader& reader);
 
 class ParameterList {
@@ -32,7 +32,7 @@ class ParameterList {
   void ones(std::string name, std::int64_t count);
   /// Row `row` of the matrix listed last starts as zeros.
   void zero_row(std::int64_t row);
-  /// The matrix listed last is the head's: it works on it in tiles (linear_cross_entropy.h).
+  /// The matrix listed last is the head's, which works on it in tiles (linear_cross_entropy.h).
   void tiled();
   std::vector<zero3::ParameterSpec> take() { return std::move(specs_); }
 
@@ -43,19 +43,19 @@ class ParameterList {
   std::vector<zero3::ParameterSpec> specs_;
 };
 
-/// How the list of parameters falls into stages: the embedding's first, its look-up table before
-/// all; then each block's; the head's own; and the head's table last, where it is not tied.
+/// How the list of parameters is divided into stages: first the embedding's, beginning with its
+/// look-up table; then each block's; then the head's; last the head's table, unless it is tied.
 struct DecoderShape {
   std::uint32_t embedding_parameters = 1;
-  std::string block_prefix;  // "h.": the blocks are "h.0", "h.1" ...
+  std::string block_prefix;  // "h.": the blocks are named "h.0", "h.1" ...
   std::int64_t blocks = 0;
   std::uint32_t block_parameters = 0;
-  std::uint32_t head_parameters = 0;  // without its table
+  std::uint32_t head_parameters = 0;  // without the head's table
   bool tied = false;
 };
 
-/// "embed", the blocks, "head": stage k touches parameters that follow those of stage k - 1; a tied
-/// head touches the look-up table again.
+/// "embed", the blocks, "head": the parameters of stage k follow those of stage k - 1; a tied head
+/// also uses the look-up table.
 std::vector<zero3::StageSpec> decoder_stages(const DecoderShape& shape);
 
 }  // namespace artesian::models

@@ -1,6 +1,6 @@
-// The work of a GPU in a stage of a model, in kinds that have rates of their own: matrix products,
-// attention, the other operators' passes over its memory, and launches, which are all that the
-// host's thread has to do.
+// The work of a GPU in a stage of a model, divided into kinds with separate rates: matrix products,
+// attention, memory traffic of the other operators, and kernel launches, the only work of the
+// host's thread.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 namespace artesian::models {
 
 struct StageWork {
-  double products = 0.0;   // floating-point operations of a token
-  double attention = 0.0;  // the same, of causal attention: half of what all pairs would take
-  double bytes = 0.0;      // bytes that other operators read and write for a token
-  double launches = 0.0;   // launches for a micro-batch
+  double products = 0.0;   // floating-point operations per token, in matrix products
+  double attention = 0.0;  // the same, in causal attention: half as many as without the mask
+  double bytes = 0.0;      // bytes that other operators read and write per token
+  double launches = 0.0;   // launches per micro-batch
 };
 
 struct DeviceWork {
@@ -22,9 +22,9 @@ struct DeviceWork {
 };
 
 /// Returns the work of one block and of the head at sequence length `length`, computed in `dtype`,
-/// where matrices that may be one are one (models/joint_linear.h) and attention is a fused kernel,
-/// whose backward makes five products for two, as it keeps no scores (Dao et al. 2022). Recompute
-/// is not counted.
+/// with joint matrices (models/joint_linear.h) and fused attention, whose backward makes five
+/// products for the forward's two, as it keeps no scores (Dao et al. 2022). Recomputation is not
+/// counted.
 DeviceWork device_work(const ModelConfig& config, std::uint64_t length, DType dtype);
 
 }  // namespace artesian::models

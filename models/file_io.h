@@ -1,6 +1,7 @@
-// Plain files for what a user gives and gets: model directories and token files. They may be links
-// (as in a download cache) and obey the umask, so they do not go through the engine's FileSystem,
-// which has neither. What is large and not read again is written past the page cache.
+// Plain files for a user's input and output: model directories and token files. They may be
+// symbolic links (as in a download cache) and obey the umask, so they do not use the engine's
+// FileSystem, which supports neither. Large files that are not read again are written with direct
+// I/O.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ class InputFile {
   std::uint64_t size() const noexcept { return size_; }
   int descriptor() const noexcept { return descriptor_.value(); }
 
-  /// All `length` bytes at `offset`. Errors: Io; Corrupt when the file ends before.
+  /// Reads all `length` bytes at `offset`. Errors: Io; Corrupt if the file is shorter.
   Result<void> read_at(void* target, std::uint64_t length, std::uint64_t offset) const noexcept;
 
  private:
@@ -56,25 +57,25 @@ Result<void> each_block(const InputFile& file, const Take& take) {
 /// A new file, written from front to back.
 class OutputFile {
  public:
-  /// The file must not exist; its mode is 0666 less the umask. Errors: Io.
+  /// Creates a file, which must not exist; its mode is 0666 less the umask. Errors: Io.
   static Result<OutputFile> create(const std::string& path);
-  /// A file without a name: until link() gives it this one, it goes with the process, however that
-  /// ends. The folder of `path` need not be there yet; the file lies in `folder`, on the same file
-  /// system. Errors: Io; there are some without such files.
+  /// Creates an unnamed file in `folder`: until link() gives it the name `path`, it disappears with
+  /// the process. The folder of `path` need not exist yet, but must be on the same file system.
+  /// Errors: Io, also if the file system has no unnamed files.
   static Result<OutputFile> create_unnamed(const std::string& folder, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   std::uint64_t size() const noexcept { return size_ + buffered_; }
 
   /// Reserves disk space of `length` bytes for append(). Errors: NoSpace, Io; Unsupported if the
-  /// file system cannot promise room.
+  /// file system cannot reserve space.
   Result<void> reserve(std::uint64_t length) noexcept;
-  /// Gathers bytes from here on and writes them past the page cache if the file system can: faster
-  /// for many bytes, and without taking memory from other programs. Not after append().
+  /// From now on collects bytes and writes them with direct I/O if the file system supports it:
+  /// faster for many bytes, and without displacing cached files. Call it before append().
   void write_directly() noexcept;
-  /// Appends all bytes. Errors: NoSpace, Io, also of bytes that were appended before.
+  /// Appends all bytes. Errors: NoSpace, Io, also those of earlier bytes.
   Result<void> append(const void* source, std::uint64_t length) noexcept;
-  /// Gives an unnamed file its name, which must be free. Errors: NoSpace, Io.
+  /// Gives an unnamed file its name, which must not exist. Errors: NoSpace, Io.
   Result<void> link() noexcept;
   /// Makes the bytes durable and closes. Errors: NoSpace, Io.
   Result<void> finish() noexcept;
@@ -91,10 +92,10 @@ class OutputFile {
 
   std::string path_;
   Descriptor descriptor_;
-  std::uint64_t size_ = 0;                        // bytes that are written
-  std::unique_ptr<std::byte, Unaligned> buffer_;  // null: bytes are written without gathering
-  std::uint64_t buffered_ = 0;                    // bytes in it
-  bool direct_ = false;                           // past the page cache, as long as that works
+  std::uint64_t size_ = 0;                        // bytes written
+  std::unique_ptr<std::byte, Unaligned> buffer_;  // null: bytes are written without collecting
+  std::uint64_t buffered_ = 0;                    // bytes in the buffer
+  bool direct_ = false;                           // direct I/O, as long as it works
 };
 
 }  // namespace artesian::models

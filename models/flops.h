@@ -1,4 +1,4 @@
-// The work of a model by its formula, for the tflops figure.
+// The floating-point operations of a model by formula, for the tflops figure.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace artesian::models {
 /// recompute.
 double flops_per_token(const ModelConfig& config, std::uint64_t length);
 
-/// The forward part of it, a third, for one block and for the head.
+/// The forward third of it, for one block and for the head.
 struct ForwardFlops {
   double block = 0.0;
   double head = 0.0;

@@ -1,6 +1,6 @@
-// GPT-2 as the engine drives it: stage 0 adds positions to the looked-up rows, one stage per block,
-// and a head that ends in the mean cross entropy. Equal to transformers' GPT2LMHeadModel; the same
-// bits for the same number of threads.
+// GPT-2 as an engine module: stage 0 adds positions to the looked-up rows, one stage per block, and
+// a head that ends in the mean cross entropy. Computes the same function as transformers'
+// GPT2LMHeadModel; bit-identical for the same number of threads.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// GPT-2 as Hugging Face's config.json describes it, and what follows from that without any tensor:
-// the list of parameters, how each is initialised, and the stages.
+// GPT-2 as described by Hugging Face's config.json: the list of parameters, their initialisation,
+// and the stages, without tensors.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Gpt2Config {
 /// Reads the keys of GPT-2. Faults and notes stay in `reader`.
 Gpt2Config read_gpt2_config(ConfigReader& reader);
 
-/// In model order: wte, wpe, each block's twelve, ln_f, and lm_head where it is not tied.
+/// In model order: wte, wpe, each block's twelve, ln_f, and lm_head unless it is tied.
 std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config);
 
 /// "embed", "h.0" ... , "head".

@@ -1,5 +1,5 @@
-// How an autograd function calls one of the kernels of kernels/: on the CPU by rows on LibTorch's
-// team, on a GPU on LibTorch's current stream.
+// Helpers with which autograd functions call the kernels of kernels/: on the CPU divided by rows
+// over LibTorch's threads, on a GPU on LibTorch's current stream.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -37,7 +37,8 @@ Array* advanced(Array* array, std::uint64_t count, DType dtype) {
   return array == nullptr ? nullptr : static_cast<Byte*>(array) + count * dtype_size(dtype);
 }
 
-/// Calls body(begin, end) for parts of [0, rows) on the team, of 32,768 elements or more each.
+/// Calls body(begin, end) for parts of [0, rows), of at least 32,768 elements each, on LibTorch's
+/// threads.
 template <typename Body>
 void over_rows(c10::Device device, std::uint64_t rows, std::uint64_t width, const Body& body) {
   TORCH_CHECK(device.is_cpu(), "kernel: got ", device.str(), ", allowed cpu or cuda");
@@ -49,7 +50,7 @@ void over_rows(c10::Device device, std::uint64_t rows, std::uint64_t width, cons
 }
 
 #ifdef ARTESIAN_HAVE_CUDA
-/// Enqueues what call(stream) does.
+/// Enqueues the work of call(stream).
 template <typename Call>
 void enqueue(c10::Device device, const Call& call) {
   const c10::Stream stream = at::accelerator::getCurrentStream(device.index());

@@ -1,6 +1,6 @@
-// Llama and its relatives as the engine drives them: looked-up rows, one stage per block, and a
-// head that ends in the mean cross entropy. Equal to transformers' LlamaForCausalLM,
-// MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Phi3ForCausalLM; the same bits for the
+// Llama and its relatives as engine modules: looked-up rows, one stage per block, and a head that
+// ends in the mean cross entropy. Compute the same functions as transformers' LlamaForCausalLM,
+// MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Phi3ForCausalLM; bit-identical for the
 // same number of threads.
 #pragma once
 

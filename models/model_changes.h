@@ -1,4 +1,4 @@
-// Compares a model's config.json with the one that its checkpoint was saved with.
+// Compares a model's config.json with the copy in its checkpoint.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace artesian::models {
 
-/// Names the keys of config.json that differ and change what the model computes, each with both
-/// values: "rope_theta was 10000.0, is 500000.0". A key that is left out has its default, and one
-/// that bears on nothing here (names, versions, dtypes, how weights are made at random) is not
-/// looked at. A text that is no configuration of ours has no changes.
+/// Returns the keys of config.json that differ and affect what the model computes, each with both
+/// values: "rope_theta was 10000.0, is 500000.0". A missing key has its default. Keys that affect
+/// nothing here (names, versions, dtypes, random initialisation) are ignored. If a text is not a
+/// configuration that Artesian reads, there are no changes.
 std::vector<std::string> model_changes(std::string_view before, std::string_view after);
 
 }  // namespace artesian::models

@@ -1,6 +1,5 @@
-// The config.json of a Hugging Face directory. Its model_type decides the architecture; a value
-// that would change the result but is not implemented is refused by name. Knows nothing of
-// LibTorch.
+// The config.json of a Hugging Face directory. Its model_type decides the architecture; values that
+// would change the result but are not implemented are refused by name. Independent of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +15,17 @@
 namespace artesian::models {
 
 struct ModelConfig {
-  std::string model_type;  // "gpt2", or one of Llama's family; says which of the structs holds
+  std::string model_type;  // "gpt2", or one of Llama's family; tells which of the structs is set
   bool is_llama() const noexcept { return model_type != "gpt2"; }
   std::int64_t vocab_size = 0;
-  std::int64_t positions_max = 0;                         // longest sequence that the model takes
-  std::string positions_limit = "the model's positions";  // what positions_max is, in words
-  std::int64_t hidden = 0;  // width of what one stage hands to the next
-  bool tied = false;        // the head has no table of its own
+  std::int64_t positions_max = 0;  // longest sequence that the model takes
+  std::string positions_limit =
+      "the model's positions";  // description of positions_max, for messages
+  std::int64_t hidden = 0;      // width of the activations between stages
+  bool tied = false;            // the head uses the embedding's table
   Gpt2Config gpt2;
   LlamaConfig llama;
-  std::vector<std::string> notes;  // for the user, one line each
+  std::vector<std::string> notes;  // notes for the user, one line each
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -33,7 +33,7 @@ struct ModelConfig {
 /// Reads `directory`/config.json. Errors: Io; Invalid, one line per fault, at most 5.
 Result<ModelConfig> read_model_config(const std::string& directory);
 
-/// The same from the text of a file that messages call `path`.
+/// As read_model_config, from the text of a file that messages call `path`.
 Result<ModelConfig> parse_model_config(std::string_view text, const std::string& path);
 
 /// In model order, which is the order of Module::parameters().
@@ -45,8 +45,8 @@ std::vector<zero3::StageSpec> model_stages(const ModelConfig& config);
 /// Number of blocks.
 std::int64_t layer_count(const ModelConfig& config);
 
-/// A checkpoint's name without the prefix of the class that saved it: "transformer.wte.weight" ->
-/// "wte.weight", "model.norm.weight" -> "norm.weight".
+/// A checkpoint's parameter name without the prefix of the class that saved it:
+/// "transformer.wte.weight" -> "wte.weight", "model.norm.weight" -> "norm.weight".
 std::string_view parameter_name(const ModelConfig& config, std::string_view saved_name);
 
 /// The inverse: the name under which transformers saves a parameter of the model with its head.
@@ -55,7 +55,8 @@ std::string saved_name(const ModelConfig& config, std::string_view parameter_nam
 /// The parameter that looks up the tokens: "wte.weight" or "embed_tokens.weight".
 std::string_view embedding_name(const ModelConfig& config);
 
-/// The parameter that makes logits; where `tied`, no parameter, but a checkpoint may have it.
+/// The parameter that makes logits. If `tied`, the model has no such parameter, but a checkpoint
+/// may.
 constexpr std::string_view head_name = "lm_head.weight";
 
 /// True if a checkpoint may hold this tensor although the model has no such parameter: buffers that

@@ -1,4 +1,4 @@
-// Which class runs which architecture.
+// Maps architectures to classes.
 #pragma once
 
 #include <memory>

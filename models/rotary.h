@@ -12,11 +12,11 @@ class Rotary {
  public:
   explicit Rotary(RotaryConfig config) : config_(std::move(config)) {}
 
-  /// Turns each pair (i, i + width / 2) of each head by position times frequency i.
-  /// Shape:  tokens, result: [samples, length, ...]: `heads` heads of `width` at the begin of each
-  ///         token's elements; what follows stays.
-  /// Memory: tokens becomes the result, if it is no view and no leaf; nothing is kept of it.
-  /// Thread: one at a time.
+  /// Rotates each pair (i, i + width / 2) of each head by position times frequency i. Shape:
+  /// tokens, result: [samples, length, ...]: `heads` heads of `width` at the beginning of each
+  ///         token's elements; the rest is unchanged.
+  /// Memory: the result reuses the memory of tokens unless that is a view or a leaf; tokens is not
+  /// kept. Thread: one at a time.
   at::Tensor turn(const at::Tensor& tokens, std::int64_t heads);
 
   /// Shape: [width / 2], fp32, for sequences of `length` tokens.
@@ -26,7 +26,7 @@ class Rotary {
   void prepare(const at::Tensor& like, std::int64_t length);
 
   RotaryConfig config_;
-  at::Tensor cosines_;  // [length, width / 2] in the dtype of the heads: of the last length seen
+  at::Tensor cosines_;  // [length, width / 2] in the heads' dtype, for the last length used
   at::Tensor sines_;
 };
 

@@ -1,4 +1,4 @@
-// One safetensors file, read in pieces as fp32. Nothing but the header is ever held in memory.
+// One safetensors file, read in pieces as fp32. Only the header is kept in memory.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ class SafetensorsFile {
   const std::string& path() const noexcept { return file_.path(); }
   /// In order of offsets.
   const std::vector<SafetensorsTensor>& tensors() const noexcept { return tensors_; }
-  /// Null if there is none of this name.
+  /// The tensor with this name, or null.
   const SafetensorsTensor* find(std::string_view name) const noexcept;
 
   /// True if read() can convert this type: F32, F16, BF16, F64.
   static bool readable(const SafetensorsTensor& tensor) noexcept;
 
-  /// target[i] = element (first + i), in row-major order. F64 is rounded to nearest.
-  /// The range must lie inside the tensor, which must be readable and of this file.
-  /// Errors: Io, Corrupt, naming file and tensor.  Thread: any.
+  /// target[i] = element (first + i), in row-major order. F64 is rounded to nearest. The range must
+  /// lie inside the tensor, which must be readable and belong to this file. Errors: Io, Corrupt,
+  /// naming file and tensor.  Thread: any.
   Result<void> read(const SafetensorsTensor& tensor, std::uint64_t first,
                     std::span<float> target) const noexcept;
 

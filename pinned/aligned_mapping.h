@@ -1,4 +1,4 @@
-// Address ranges that start on a huge page, for memory that is to lie on such.
+// Maps memory that starts on a huge page.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,9 @@
 
 namespace artesian::pinned {
 
-/// Anonymous private memory, with these flags of mmap besides; the caller unmaps it. `bytes` is a
-/// multiple of 4096. Null, and errno, where the kernel refuses or there are no such addresses.
+/// Maps anonymous private memory with additional mmap `flags`; the caller unmaps it. `bytes` is a
+/// multiple of 4096. Returns null, with errno set, if the kernel refuses or has no such address
+/// range.
 std::byte* map_aligned(std::uint64_t bytes, int protection, int flags = 0) noexcept;
 
 }  // namespace artesian::pinned

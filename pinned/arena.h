@@ -1,18 +1,17 @@
-// Arena: memory of any size for many short lives, taken from the kernel once and used again. What
-// is given back stays, so that the next to take it meets no page fault; and it costs no memory at
-// the peak: what the process holds here is never more than what was in use at one moment, counted
-// in whole huge pages.
+// Arena: memory for many short-lived pieces of any size, taken from the kernel once and reused.
+// Freed pieces stay mapped, so that the next user meets no page fault. The arena never holds more
+// memory than was in use at one moment, counted in whole huge pages.
 //
-// Note [Kept granules]: the address range is divided into granules of 2 MiB, the size of a huge
-// page, which come into memory and leave it whole. A granule is in use while a piece lies on it,
-// held from its first use until the kernel has it back. When more would be held than were ever in
-// use at once, free ones go back, those at the end of the range first: taking is where that can
-// happen, giving back makes no system call. The lowest place that fits is used, so that what lives
-// long gathers there and the rest can go.
+// Note [Kept granules]: the address range is divided into granules of 2 MiB (a huge page), which
+// are committed and returned whole. A granule is in use while a piece lies on it, and held from its
+// first use until it is returned to the kernel. When more granules would be held than were ever in
+// use at once, free ones are returned, those at the end of the range first. This can only happen on
+// take(); give_back() makes no system call. The lowest fitting place is used, so that long-lived
+// pieces gather there and the rest can be returned.
 //
-// Note [Growing]: the range is reserved as addresses alone, and made usable as far as it has been
-// needed. So neither a limit on committed memory (vm.overcommit_memory 2), nor one on data
-// (RLIMIT_DATA), nor mlockall counts what nobody has asked for.
+// Note [Growing]: the range is reserved as addresses only, and made usable as far as it has been
+// needed. So limits on committed memory (vm.overcommit_memory 2) or data (RLIMIT_DATA) and mlockall
+// count only memory that was asked for.
 #pragma once
 
 #include <cstddef>
@@ -43,21 +42,22 @@ class Arena {
  public:
   static constexpr std::uint64_t granule_size = huge_page_size;
 
-  /// Reserves addresses for at most `bytes`, rounded up to granules.
-  /// Errors: Exhausted (refused), Unsupported (addresses are limited, RLIMIT_AS: others need them).
+  /// Reserves addresses for at most `bytes`, rounded up to granules. Errors: Exhausted (refused),
+  /// Unsupported (RLIMIT_AS limits addresses, which others need).
   static Result<std::unique_ptr<Arena>> reserve(std::uint64_t bytes) noexcept;
-  /// Unmaps the range, whatever is still in use.
+  /// Unmaps the range, even if pieces are still in use.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// At least `bytes` (rounded up to 4096), aligned to 4096, of any content. Empty where no free
-  /// run is that long, or the kernel gives no more.
+  /// At least `bytes` (rounded up to 4096), aligned to 4096, uninitialised. Empty if no free run is
+  /// long enough or the kernel refuses more memory.
   std::span<std::byte> take(std::uint64_t bytes) noexcept;
-  /// Takes memory that is held but not in use, at the highest such place: for short use, without
-  /// taking memory from the kernel now, and away from later allocations.
+  /// Takes memory that is held but not in use, at the highest fitting place. For short use: it
+  /// needs no memory from the kernel, and stays clear of later allocations.
   std::span<std::byte> take_kept(std::uint64_t bytes) noexcept;
-  /// Takes back what one of them gave, by its address. Returns its size. Checks that it was given.
+  /// Frees a piece by its address. Returns its size. Checks that the piece was taken from this
+  /// arena.
   std::uint64_t give_back(void* data) noexcept;
   /// True if the address lies in the range.
   bool contains(const void* data) const noexcept {
@@ -67,7 +67,7 @@ class Arena {
 
   ArenaStatistics statistics() const noexcept;
 
-  /// Around a fork: the child's copy is then whole, and usable.
+  /// Called around a fork, so that the child's copy is consistent and usable.
   void lock_for_fork() noexcept { mutex_.lock(); }
   void unlock_after_fork() noexcept { mutex_.unlock(); }
 
@@ -80,14 +80,14 @@ class Arena {
   void return_what_is_over() noexcept;
 
   struct Granule {
-    std::uint16_t pieces = 0;  // pieces that lie on it, wholly or in part
+    std::uint16_t pieces = 0;  // pieces that lie on this granule, wholly or in part
     bool held = false;
   };
 
   std::byte* const base_;
   const std::uint64_t bytes_;
   mutable std::mutex mutex_;
-  FreeList free_;                                             // this and what follows: under mutex_
+  FreeList free_;  // this and the members below are guarded by mutex_
   std::unordered_map<std::uint64_t, std::uint64_t> lengths_;  // lengths of pieces in use, by offset
   std::vector<Granule> granules_;
   std::uint64_t bytes_usable_ = 0;  // usable bytes from the start of the range

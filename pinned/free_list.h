@@ -1,6 +1,6 @@
-// FreeList: which byte runs of a range are free, in address order, neighbours always merged. All
-// nodes are reserved at construction for the worst case (every second grain leased), so taking and
-// giving never allocates. Not thread-safe: the pool locks around it.
+// FreeList: the free byte runs of a range, in address order, with neighbours always merged. Memory
+// for all nodes is reserved at construction for the worst case (every second grain leased), so
+// taking and giving never allocates. Not thread-safe: the pool locks around it.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class FreeList {
     std::uint64_t length = 0;
   };
 
-  /// [0, bytes) free, handed out in multiples of `grain` bytes.
+  /// Starts with [0, bytes) free, handed out in multiples of `grain` bytes.
   FreeList(std::uint64_t bytes, std::uint64_t grain);
 
   /// Offset of the first run that is long enough, cut from its low end; nothing if none is.
   std::optional<std::uint64_t> take_low(std::uint64_t length) noexcept;
-  /// The same from the other side: the last run that is long enough, cut from its high end.
+  /// As take_low, from the other end: the last run that is long enough, cut from its high end.
   std::optional<std::uint64_t> take_high(std::uint64_t length) noexcept;
-  /// [offset, offset + length), which is free.
+  /// Takes [offset, offset + length), which must be free.
   void take_at(std::uint64_t offset, std::uint64_t length) noexcept;
   /// Frees [offset, offset + length), and checks that no byte of it was free already.
   void give(std::uint64_t offset, std::uint64_t length) noexcept;

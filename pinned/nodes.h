@@ -1,4 +1,4 @@
-// NUMA: on which of the machine's nodes memory is to lie. Three steps, of which the middle one is
+// NUMA: on which of the machine's nodes memory is placed. Three steps, of which the middle one is
 // pure:
 //
 //   machine_nodes         what there is, from /proc and /sys
@@ -6,13 +6,13 @@
 //   MemoryRange::place    the kernel's mbind, before first touch
 //
 // Note [Near memory]: a device's transfers are fastest to memory of the node that it hangs on. So
-// memory goes near the GPU that copies it, else near the disks, else near the cores: several nodes
-// take turns, page by page (2 MiB each). All of this is a preference: where a node is full, the
-// kernel takes the next one, and nothing fails. A policy that somebody set for the process
-// (numactl) stays, and on a machine with one node no call is made.
+// memory is placed near the GPU that copies it, else near the disks, else near the cores; several
+// nodes are interleaved page by page (2 MiB each). All of this is a preference: if a node is full,
+// the kernel uses the next one, and nothing fails. A policy set for the process (numactl) is kept,
+// and on a machine with one node no call is made.
 //
-// This is the kernel's own interface. hwloc would say the same from the same files, of PCI devices
-// only with its plugins, and of no folder which disk is below; what is left is what is here.
+// This reads the kernel's own files. hwloc reads the same files, needs plugins for PCI devices, and
+// cannot tell which disk holds a folder.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,12 @@
 namespace artesian::pinned {
 
 struct MachineNodes {
-  std::vector<std::uint32_t> usable;    // ascending: with cores, and memory that we may take
+  std::vector<std::uint32_t>
+      usable;  // ascending: nodes that have cores and memory that this process may use
   std::vector<std::uint32_t> of_cores;  // nodes with a core that this process may use
   bool policy_set = false;              // the user has set one; read only with several nodes
 };
-/// `root` is put before the paths of /proc and /sys, so that tests can show other machines.
+/// `root` is prepended to the paths of /proc and /sys, so that tests can simulate other machines.
 MachineNodes machine_nodes(const std::string& root = "");
 
 /// The nodes to which the memory's users are attached; users with an unknown node are left out.
@@ -38,9 +39,9 @@ struct MemoryUsers {
 
 enum class Near : std::uint8_t { Anything, Gpu, Disks, Cores };
 
-/// Says where memory is to lie; without nodes, wherever the kernel puts it.
+/// Where memory shall lie; without nodes, the kernel chooses.
 struct NodePolicy {
-  std::vector<std::uint32_t> nodes = {};  // ascending; of several, each takes its turn
+  std::vector<std::uint32_t> nodes = {};  // ascending; several nodes are interleaved
   Near near = Near::Anything;
   bool operator==(const NodePolicy&) const = default;
 };
@@ -54,7 +55,7 @@ std::optional<std::uint32_t> node_of_device(const std::string& folder);
 /// Returns the node of the device at this PCI address, "0000:41:00.0", in any case.
 std::optional<std::uint32_t> node_of_pci_device(std::string address, const std::string& root = "");
 
-/// True if this thread's memory has a policy other than the default (numactl).
+/// True if this thread has a memory policy other than the default (as set by numactl).
 bool memory_policy_set() noexcept;
 
 }  // namespace artesian::pinned

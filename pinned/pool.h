@@ -19,13 +19,13 @@
 
 namespace artesian::pinned {
 
-enum class Lock : std::uint8_t { Try, Never };  // Try: mlock; one warning and pageable if refused
+enum class Lock : std::uint8_t { Try, Never };  // Try: mlock; if refused, pageable with one warning
 enum class Placement : std::uint8_t { Low, High };  // which end of the range to search from
 
 struct PoolOptions {
   std::uint64_t bytes = 0;  // size of the range
   Lock lock = Lock::Try;
-  std::string name = "pool";  // for messages
+  std::string name = "pool";  // name of the pool, for messages
   NodePolicy nodes = {};      // nodes to place it on: choose_nodes
 };
 
@@ -38,22 +38,23 @@ struct PoolStatistics {
   /// On 2 MiB pages, as counted when the range was locked or faulted in; 0 before.
   std::uint64_t bytes_on_huge_pages = 0;
   bool huge_pages = false;  // at least three quarters of the bytes that can be huge are
-  NodePolicy nodes = {};    // empty if there was no choice, or the kernel refused it
+  NodePolicy nodes = {};    // empty if there was no choice or the kernel refused the nodes
 };
 
 class Pool final : public BufferOwner {
  public:
-  /// Errors: Exhausted (the address range or memory cannot be had), Invalid (0 bytes).
+  /// Errors: Exhausted (no address range or memory of this size), Invalid (0 bytes).
   static Result<std::unique_ptr<Pool>> create(const PoolOptions& options) noexcept;
   /// Makes a pool over memory that the caller owns, such as a device's, and never touches it.
   /// `range` is 4096-aligned in size; `release` is called at the end, unless leases were abandoned.
   static std::unique_ptr<Pool> over(std::span<std::byte> range, const std::string& name,
                                     std::function<void()> release);
-  /// Checks that every lease came back, or was abandoned: then the range stays mapped for ever.
+  /// Checks that every lease was returned or abandoned; if any was abandoned, the range stays
+  /// mapped for ever.
   ~Pool();
 
   /// Faults the range in now instead of at first use, so that memory cannot run short later; does
-  /// nothing if less is available. Call it before the first lease.
+  /// nothing if too little is available. Call it before the first lease.
   void fault_in() noexcept;
 
   /// A lease of at least `bytes` (rounded up to 4096). Errors: Exhausted (no free run is that

@@ -2,15 +2,15 @@
 // data, so that no block can vouch for itself.
 //
 // Each checksum is seeded with run id, rank, shard, block index and generation, and the generation
-// grows with each seal. So equal bytes in another place or file, or of an earlier seal, do not
-// match either: ranks of one run number their shards alike.
+// grows with each seal. So equal bytes from another place or file, or from an earlier seal, do not
+// match. The rank is included because all ranks of a run number their shards alike.
 //
-// Note [Pieces of a block]: a checksum is the wrapping sum of those of the block's pieces, each
-// XXH3-64 with a seed of its own. So several threads can each take pieces while they are in their
-// caches anyway, in any order, and a sum does not hide what XXH3 finds: a piece that changed, or is
-// in another's place, changes its own term and no other.
+// Note [Pieces of a block]: a checksum is the wrapping sum of the checksums of the block's pieces,
+// each XXH3-64 with a seed of its own. So several threads can each sum pieces that are in their
+// caches anyway, in any order. The sum hides nothing that XXH3 detects: a piece that was changed or
+// misplaced changes its own term and no other.
 //
-// Thread: any, for distinct blocks; `sum` also for one block, while nobody seals it.
+// Thread: any, for distinct blocks; `sum` also for the same block, while no thread seals it.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,10 @@ namespace artesian::tiering {
 class BlockChecksums {
  public:
   enum class Finding : std::uint8_t { Match, Mismatch, NeverSealed };
-  enum class Generation : std::uint8_t { Current, Next };  // for comparing, and for sealing
+  enum class Generation : std::uint8_t {
+    Current,
+    Next
+  };  // Current: for comparing; Next: for sealing
 
   static constexpr std::uint64_t piece_bytes = 32 << 10;
 
@@ -35,15 +38,16 @@ class BlockChecksums {
 
   /// Starts the block's next generation and records the checksum of data: [length].
   void seal(std::uint64_t block, const std::byte* data, std::uint64_t length) noexcept;
-  /// Wrapping sum of the pieces in data: [length], which begins `offset` bytes into its block, a
-  /// multiple of piece_bytes. Thread: any.
+  /// Wrapping sum of the checksums of the pieces in data: [length], which begins `offset` bytes
+  /// into its block, a multiple of piece_bytes. Thread: any.
   static std::uint64_t sum_of_pieces(std::uint64_t seed, std::uint64_t offset,
                                      const std::byte* data, std::uint64_t length) noexcept;
-  /// Compares data: [length] with what the last seal recorded.
+  /// Compares data: [length] with the checksum of the last seal.
   Finding compare(std::uint64_t block, const std::byte* data, std::uint64_t length) const noexcept;
-  /// The same in parts. Sum of the pieces in data: [length], which begins `offset` bytes into the
-  /// block, a multiple of piece_bytes; so is its end, unless it is the block's. Sums of all parts
-  /// are added up (they wrap), and then given to `seal` or `compare`.
+  /// For sealing or comparing in parts: returns the sum of the pieces in data: [length], which
+  /// begins `offset` bytes into the block. Its beginning and end must be multiples of piece_bytes,
+  /// unless it ends with the block. The caller adds up the sums of all parts (they wrap) and passes
+  /// the total to `seal` or `compare`.
   std::uint64_t sum(std::uint64_t block, Generation generation, std::uint64_t offset,
                     const std::byte* data, std::uint64_t length) const noexcept;
   void seal(std::uint64_t block, std::uint64_t sum) noexcept;

@@ -1,15 +1,15 @@
-// Depot: byte arrays that wait in a tier until they are wanted back, in an order that is known by
-// then: what forward keeps for backward. Each has a shard of the tier store as its place: in host
-// memory one copy puts it there and one takes it back; on nvme it passes, block by block, through a
-// pipeline of page-locked buffers, sealed when it is written and verified when it is read. Writes
-// go behind the caller's back, reads ahead of it: as far as there are buffers.
+// Depot: stores byte arrays in a tier until they are needed again, in an order that is known by
+// then. It holds what forward keeps for backward. Each array has a shard of the tier store. In host
+// memory one copy stores it and one copy takes it back. On nvme it passes, block by block, through
+// a pipeline of page-locked buffers, sealed when written and verified when read. Writes run behind
+// the caller and reads ahead of it, as far as there are buffers.
 //
-// With a device whose memory the host cannot reach, what is put is copied in the queue ToHost and
-// what is taken in the queue ToDevice; the caller holds the source, and leaves the target alone,
-// until the fence that it is given has passed.
+// On a device whose memory the host cannot reach, `put` copies in the queue ToHost and `take` in
+// the queue ToDevice. The caller must keep the source and leave the target alone until the returned
+// fence has passed.
 //
-// Nothing is put between `expect` and `forget`. After an error everything but `finish` is over.
-// Thread: the compute thread only.
+// Nothing is put between `expect` and `forget`. After an error only `finish` may be called. Thread:
+// the compute thread only.
 #pragma once
 
 #include <cstdint>
@@ -28,38 +28,39 @@ class Depot : private Pipeline<Depot> {
  public:
   struct Options {
     std::uint64_t buffer_bytes = 0;  // at least the largest block of any shard on nvme
-    std::uint32_t buffer_count = 0;  // 0: no shard is on nvme
+    std::uint32_t buffer_count = 0;  // 0 if no shard is on nvme
   };
   struct Stored {
     ShardId shard{};
     std::uint64_t bytes = 0;
   };
 
-  /// Takes its buffers from the pool. All must outlive it. Errors: Exhausted.
+  /// Takes its buffers from the pool. The pool, store and device must outlive it. Errors:
+  /// Exhausted.
   static Result<std::unique_ptr<Depot>> create(const Options& options, TierStore& store,
                                                pinned::Pool& host, Device& device,
                                                Executor& executor);
 
-  /// Puts `source` into its shard, which is at least as long; on a separate device `source` is
-  /// complete once `written` has passed, and unused once the returned fence has. Errors: Io,
-  /// NoSpace, Timeout, also of earlier puts.
+  /// Stores `source` in its shard, which is at least as long. On a separate device `source` must be
+  /// complete once `written` has passed, and may be reused once the returned fence has passed.
+  /// Errors: Io, NoSpace, Timeout, also of earlier puts.
   Result<DeviceFence> put(ShardId shard, std::span<const std::byte> source,
                           DeviceFence written) noexcept;
-  /// All that was put will be taken in this order, of which some may be left out; begins to read.
-  /// Errors: Io, NoSpace, Timeout.
+  /// Declares the order in which the stored arrays will be taken, some of which may be skipped, and
+  /// begins to read. Errors: Io, NoSpace, Timeout.
   Result<void> expect(const std::vector<Stored>& order) noexcept;
-  /// Takes the shard's bytes into `target`. On a separate device, `target` is written to once
-  /// `free` has passed, and complete once the returned fence has. Errors: Io, Corrupt, Timeout,
+  /// Takes the shard's bytes into `target`. On a separate device, `target` is written once `free`
+  /// has passed, and complete once the returned fence has passed. Errors: Io, Corrupt, Timeout,
   /// which name the shard.
   Result<DeviceFence> take(ShardId shard, std::span<std::byte> target, DeviceFence free) noexcept;
-  /// Nothing more will be taken. Errors: Io, Timeout.
+  /// Ends the taking: nothing more will be taken. Errors: Io, Timeout.
   Result<void> forget() noexcept;
   /// Waits for all transfers. Errors: the first one's.
   Result<void> finish() noexcept { return drain(); }
 
-  /// Lists the host memory that blocks on their way to or from nvme pass through.
+  /// Lists the host memory of the buffers for blocks on their way to or from nvme.
   std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }
-  /// Bytes that the CPU itself has copied, where the device is host-accessible.
+  /// Bytes copied by the CPU itself, if the device is host-accessible.
   std::uint64_t bytes_put() const noexcept { return bytes_put_; }
   std::uint64_t bytes_taken() const noexcept { return bytes_taken_; }
   using Pipeline::wait_seconds;
@@ -75,7 +76,8 @@ class Depot : private Pipeline<Depot> {
         device_(device),
         executor_(executor),
         ring_(std::move(ring)) {}
-  /// What the host copies is put by tasks that only write, what a device does by such that read.
+  /// Blocks that the host copies are put by tasks that only write; blocks that a device copies are
+  /// put by tasks that read.
   RingNeed need(const RingTask&) const noexcept {
     return puts_ && !separate() ? RingNeed::ToWrite : RingNeed::ToRead;
   }
@@ -96,11 +98,11 @@ class Depot : private Pipeline<Depot> {
   Device& device_;
   Executor& executor_;
   std::unique_ptr<StagingRing> ring_;
-  bool puts_ = true;                     // whether this pass puts; otherwise it takes
+  bool puts_ = true;                     // whether this pass puts arrays; otherwise it takes them
   std::span<const std::byte> source_{};  // bytes of the shard being put
   std::span<std::byte> target_{};        // bytes of the shard being taken
-  DeviceFence last_put_;                 // of host homes: the last copy into one
-  DeviceFence last_taken_;               // of host homes: the last copy out of one
+  DeviceFence last_put_;                 // for host homes: the last copy into one
+  DeviceFence last_taken_;               // for host homes: the last copy out of one
   std::uint64_t bytes_put_ = 0;
   std::uint64_t bytes_taken_ = 0;
 };

@@ -3,14 +3,13 @@
 //
 //   nvme     piece by piece: read into a pinned staging buffer, verified there, copied
 //   host     copied straight out of its home
-//   device   expanded from its home (with equal dtypes the home is the slot: nobody loads it)
+//   device   expanded from its home (with equal dtypes the home is the slot, and nothing is loaded)
 //
-// and is expanded on the device where it is stored in 16 bit and computed in fp32: then each piece
-// goes through one buffer in device memory, which the order of the queue ToDevice protects. The
-// host staging buffers are few and small (never as large as a unit), so reads proceed only as
-// `advance` is called, by others or by itself whenever the host waits for the device; but `finish`
-// advances one load without regard to others, so that what is fetched ahead never holds up a demand
-// for longer than a piece takes.
+// A shard stored in 16 bit and computed in fp32 is expanded on the device: each piece passes
+// through one buffer in device memory, which is protected by the order of the queue ToDevice. The
+// host staging buffers are few and small (never as large as a unit), so reads proceed only when
+// `advance` is called, by callers or whenever the host waits for the device. `finish` advances one
+// load before all others, so that prefetching delays a demand by at most the time of one piece.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -27,7 +26,8 @@
 
 namespace artesian::tiering {
 
-/// One shard on its way into a slot. The caller's, in one place from start until finish or cancel.
+/// One shard on its way into a slot. The caller owns it and must not move it from start until
+/// finish or cancel.
 struct DeviceLoad {
   ShardId shard{};
   DType stored = DType::Float32;
@@ -36,8 +36,8 @@ struct DeviceLoad {
   std::byte* target = nullptr;  // [image] of the computed dtype, device memory
   aio::Priority priority = aio::Priority::Demand;
 
-  // The loader's:
-  std::uint64_t bytes_loaded = 0;  // copies of them have been enqueued
+  // The members below belong to the loader.
+  std::uint64_t bytes_loaded = 0;  // bytes whose copies have been enqueued
   std::optional<Error> failed;
   DeviceFence loaded;  // fence of the last copy
 };
@@ -45,9 +45,9 @@ struct DeviceLoad {
 class DeviceLoader : private Pipeline<DeviceLoader> {
  public:
   struct Options {
-    std::uint64_t staging_bytes = 0;    // of one host buffer; a multiple of every shard's blocks
-    std::uint32_t staging_count = 0;    // 0: nothing is loaded from nvme
-    std::uint64_t expansion_bytes = 0;  // size of the device buffer; 0: nothing is expanded
+    std::uint64_t staging_bytes = 0;  // size of one host buffer; a multiple of every shard's blocks
+    std::uint32_t staging_count = 0;  // 0 if nothing is loaded from nvme
+    std::uint64_t expansion_bytes = 0;  // size of the device buffer; 0 if nothing is expanded
   };
   /// Takes its buffers from the two pools. All must outlive it. Errors: Exhausted.
   static Result<std::unique_ptr<DeviceLoader>> create(const Options& options, Device& device,
@@ -58,21 +58,22 @@ class DeviceLoader : private Pipeline<DeviceLoader> {
   DeviceLoader& operator=(const DeviceLoader&) = delete;
   ~DeviceLoader();  // checks that no read is in flight
 
-  /// Enqueues what needs no disk, and as many reads as there are free buffers. The target's earlier
-  /// use must be ordered before the queue ToDevice. Errors: Io (the device).
+  /// Enqueues copies that need no disk, and starts as many reads as there are free buffers. The
+  /// target's earlier use must be ordered before the queue ToDevice. Errors: Io (the device).
   Result<void> start(DeviceLoad& load) noexcept;
-  /// Returns once every copy is enqueued; `load.loaded` is then the fence to wait for.
-  /// Errors: Io, Corrupt, Timeout; the load is to be cancelled then.
+  /// Returns once every copy is enqueued; `load.loaded` is then the fence to wait for. Errors: Io,
+  /// Corrupt, Timeout; the caller must then cancel the load.
   Result<void> finish(DeviceLoad& load) noexcept;
   /// Forgets a load, after waiting for its reads in flight. Errors: Timeout, after which it may be
-  /// asked again.
+  /// called again.
   Result<void> cancel(DeviceLoad& load) noexcept;
-  /// Passes on what the disk has brought, and reads more into what has become free; waits for
-  /// nothing. Errors of a load show when it is finished. Errors: Io (the device).
+  /// Enqueues copies of pieces that have been read, and starts reads into buffers that have become
+  /// free; does not wait. Errors of a load are returned by its finish. Errors: Io (the device).
   Result<void> advance() noexcept;
 
   /// Copies elements [first, first + count) of the stored dtype from host memory to the same
-  /// elements of a slot; the source belongs to the copy until the queue ToDevice has passed.
+  /// elements of a slot; the source must stay unchanged until the queue ToDevice has passed the
+  /// copy.
   Result<void> copy(const std::byte* source, DType stored, std::byte* target, DType computed,
                     std::uint64_t count) noexcept;
   Device& device() noexcept { return device_; }
@@ -104,7 +105,7 @@ class DeviceLoader : private Pipeline<DeviceLoader> {
   Executor& executor_;
   std::unique_ptr<StagingRing> ring_;
   BufferLease expansion_;
-  std::vector<DeviceLoad*> reading_;  // loads from nvme, each in the pass
+  std::vector<DeviceLoad*> reading_;  // loads from nvme whose tasks are in the pass
   bool busy_ = false;                 // a call is under way
 };
 

@@ -1,6 +1,6 @@
 // DeviceReader: hands device memory to the host piece by piece, through a few pinned buffers: while
-// one piece is worked on, the next ones are on their way. Reserved at start, never as large as what
-// is read.
+// the host works on one piece, the next ones are being copied. The buffers are reserved at start
+// and are smaller than what is read.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -29,12 +29,13 @@ class DeviceReader {
   /// Takes `count` buffers of `bytes` (a multiple of 4096) from the pool. Errors: Exhausted.
   static Result<std::unique_ptr<DeviceReader>> create(Device& device, pinned::Pool& host_pool,
                                                       std::uint64_t bytes, std::uint32_t count);
-  /// Reads the parts, which are complete once `written` has passed; when it returns, also with an
-  /// error of the sink, they are no longer read. Errors: Io, Timeout (the device), the sink's.
+  /// Reads the parts, which must be complete once `written` has passed. When it returns, even with
+  /// an error of the sink, the parts are no longer being read. Errors: Io, Timeout (the device),
+  /// the sink's.
   Result<void> read(std::span<const Part> parts, DeviceFence written, const Sink& sink) noexcept;
-  /// The same into host memory.
+  /// As read, into host memory.
   Result<void> read_into(std::byte* target, Part part, DeviceFence written) noexcept;
-  /// Lists the host memory that pieces arrive in.
+  /// Lists the host memory of the buffers.
   std::vector<std::span<std::byte>> buffers() const;
   /// Returns the seconds spent waiting for the device so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }

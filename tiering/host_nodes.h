@@ -1,4 +1,4 @@
-// Where a run's host memory is to lie on a machine with several NUMA nodes: pinned/nodes.h, Note
+// Where a run's host memory is placed on a machine with several NUMA nodes: pinned/nodes.h, Note
 // [Near memory].
 #pragma once
 
@@ -11,8 +11,9 @@
 
 namespace artesian::tiering {
 
-/// For memory that a GPU on node `gpu` copies, if there is one, and that swap files in these
-/// folders fill, which need not exist yet. `root` is put before the paths of /proc and /sys.
+/// Returns the policy for memory that is copied by a GPU on node `gpu`, if there is one, and filled
+/// from swap files in these folders, which need not exist yet. `root` is prepended to the paths of
+/// /proc and /sys.
 pinned::NodePolicy nodes_of_host(std::optional<std::uint32_t> gpu,
                                  const std::vector<std::string>& folders,
                                  const std::string& root = "");

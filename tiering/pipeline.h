@@ -1,8 +1,8 @@
-// Pipeline: reads ahead, works, and writes behind, through the few buffers of a staging ring. In
-// which order, tiering/ring_order.h says; what is read, worked on and written, the class that
-// derives from it says, by functions that are known when it is compiled: no item costs a virtual
-// call. Here is what is common to all: how an item is waited for, and for how long in all; what
-// may be borrowed; one drain.
+// Pipeline: reads ahead, works, and writes behind, through the few buffers of a staging ring.
+// tiering/ring_order.h decides the order. The derived class defines what is read, worked on and
+// written, through functions known at compile time, so that no item costs a virtual call. This
+// class holds what all pipelines share: waiting for items and timing it, borrowing memory, and
+// draining.
 //
 //   class Squares : public Pipeline<Squares> {
 //     friend Order;
@@ -12,8 +12,8 @@
 //     item.write
 //   };
 //
-// Beside it three classes read ahead, or write behind, for reasons of their own: docs/dev/design.md
-// (Moving bytes).
+// Three other classes read ahead or write behind on their own: docs/dev/design.md (Moving bytes)
+// gives the reasons.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -29,7 +29,7 @@
 
 namespace artesian::tiering {
 
-/// `Port` is the class that derives from it.
+/// `Port` is the derived class.
 template <typename Port>
 class Pipeline : public RingOrder<Port, StagingItem> {
  public:
@@ -38,10 +38,10 @@ class Pipeline : public RingOrder<Port, StagingItem> {
   Pipeline& operator=(const Pipeline&) = delete;
 
   using Order::finish;
-  /// Lets reads use memory of this lender, too, which must outlive the pipeline; null ends that.
-  /// Items that are already borrowed return by themselves: Note [Borrowed items].
+  /// Lets reads use this lender's memory, too; the lender must outlive the pipeline, and null ends
+  /// the borrowing. Borrowed items are returned on their own: Note [Borrowed items].
   void borrow_from(BufferLender* lender) noexcept { lender_ = lender; }
-  /// Waits for whatever the ring has in flight. Errors: the first one's.
+  /// Waits for everything that the ring has in flight. Errors: the first one's.
   Result<void> drain() noexcept { return ring_.finish(); }
   /// Returns the seconds spent waiting for items so far.
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
@@ -49,14 +49,14 @@ class Pipeline : public RingOrder<Port, StagingItem> {
  protected:
   using Item = StagingItem;
 
-  /// `waits_for`: the name of the waits in the timeline; null: they are not drawn. The ring must
+  /// `waits_for`: the name of the waits in the timeline; null: they are not recorded. The ring must
   /// outlive the pipeline, and may be shared with others.
   Pipeline(StagingRing& ring, const char* waits_for) noexcept
       : Order(static_cast<Port&>(*this)), ring_(ring), waits_for_(waits_for) {}
   ~Pipeline() = default;
 
   StagingRing& ring() const noexcept { return ring_; }
-  /// Waits for all that the item has in flight. Errors: the first one's.
+  /// Waits for everything that the item has in flight.
   Result<void> finish(Item& item) noexcept {
     if (item.idle()) return item.finish();
     const std::uint64_t begin_ns = monotonic_ns();
@@ -68,7 +68,7 @@ class Pipeline : public RingOrder<Port, StagingItem> {
     return finished;
   }
 
-  // What the order asks. A pipeline that knows better defines the last ones itself.
+  // Functions that RingOrder calls. A derived class may redefine the last ones.
   std::uint32_t count() const noexcept { return ring_.count(); }
   Item& own(std::uint32_t index) noexcept { return ring_.at(index); }
   static bool borrowed(const Item& item) noexcept { return item.borrowed(); }

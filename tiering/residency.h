@@ -1,29 +1,28 @@
-// Residency: which units have their parameters gathered in device memory now, and the moves that
-// bring them there. A unit is Absent, Fetching (its transfers are in flight) or Live.
+// Residency: which units have their parameters gathered in device memory now, and the transfers
+// that gather them. A unit is Absent, Fetching (its transfers are in flight) or Live.
 //
-// By which route a unit comes, its placement has decided. One that stays where it is is aliased:
-// its slot is its home, nothing moves.
+// The placement has decided each unit's route. A unit whose home is in device memory is aliased:
+// its slot is its home, and nothing moves.
 //
 // On the host backend the device tier is a budgeted range of RAM. A 16-bit shard that is computed
 // in fp32 is read into the tail of its fp32 slot and expanded in place, so no staging buffer is
-// needed; each block is verified while it is hot, just before it is expanded. The expansion runs in
-// waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may run in parallel as
-// long as 2q - n <= p.
+// needed. Each block is verified just before it is expanded, while it is in the cache. The
+// expansion runs in waves: a wave over elements [p, q) overwrites sources up to 2q - n, so it may
+// run in parallel as long as 2q - n <= p.
 //
-// On a device with memory of its own (tiering/device/device.h) all that moves comes through a
-// DeviceLoader. Acquiring makes the queue Compute wait for the slot's copies, unpinning marks where
-// computing with it ends, and whatever is copied to that memory next waits for that mark.
+// On a device with memory of its own (tiering/device/device.h) a DeviceLoader moves all bytes.
+// Acquiring makes the queue Compute wait for the slot's copies. Unpinning marks where computing
+// with the slot ends, and the next copy to that memory waits for the mark.
 //
-// Note [Units in shares]: of a unit that is cut among ranks the shard is one rank's share, and the
-// slot has room for all. What is stored lies at the end of each share's part of the slot, whence it
-// is expanded in place. This rank's comes there from its home, or from the update; then the slot
-// lacks the others', and whoever acquires it brings them: shares() says where they go, and
-// join_shares() that they are there. From then on it is as any other slot, until its home is
-// written anew.
+// Note [Units in shares]: if a unit is divided among ranks, the shard holds one rank's share, and
+// the slot has room for all shares. Stored bytes lie at the end of each share's part of the slot
+// and are expanded in place. This rank's share is read from its home or written by the update. The
+// slot then lacks the other shares, and its acquirer must fetch them: shares() tells where they go,
+// and join_shares() reports that they are complete. From then on the slot is like any other, until
+// its home is rewritten.
 //
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
-// can be evicted. Nothing here decides what to fetch or evict: that is the caller's
-// (zero3/plan/prefetcher.h).
+// can be evicted. The caller decides what to fetch or evict (zero3/plan/prefetcher.h).
 #pragma once
 
 #include <cstdint>
@@ -44,16 +43,16 @@ struct ResidentUnit {
   ShardId shard{};
   DType stored = DType::Float32;    // dtype of the shard
   DType computed = DType::Float32;  // dtype of the slot
-  Route route = Route::Disk;        // from the shard to where compute reads it; see stays()
+  Route route = Route::Disk;        // from the shard to the memory that compute reads; see stays()
   std::uint64_t image = 0;          // elements
-  std::uint64_t share = 0;          // of these in the shard, where that has not all of them
-  std::uint64_t share_first = 0;    // the first of those
-  bool persistent = false;          // its slot comes from the far end, away from those that move
+  std::uint64_t share = 0;          // elements of the image that the shard holds, if not all
+  std::uint64_t share_first = 0;    // index of the first element of the share
+  bool persistent = false;          // its slot is placed at the far end, away from evictable slots
 };
 
 class Residency final : public UnitSlots {
  public:
-  /// `loader`: for a device with memory of its own, else null. All must outlive it.
+  /// `loader`: for a device with memory of its own, else null. All arguments must outlive it.
   Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
             Executor& executor, DeviceLoader* loader = nullptr);
   Residency(const Residency&) = delete;
@@ -68,35 +67,37 @@ class Residency final : public UnitSlots {
   Result<void> drop(std::uint32_t unit) noexcept override;
   Result<void> clear() noexcept override;
   std::byte* data(std::uint32_t unit) noexcept override;
-  /// True if a slot that is acquired, and whose home is not about to be written, has this rank's
-  /// share alone: Note [Units in shares].
+  /// True if an acquired slot, whose home is not about to be written, would hold only this rank's
+  /// share: Note [Units in shares].
   bool lacks_shares(std::uint32_t unit) const noexcept;
   /// True if a slot has the parameters of all ranks.
   bool is_whole(std::uint32_t unit) const noexcept;
-  /// True if this rank's share is in the slot, or comes there without waiting when it is acquired.
+  /// True if this rank's share is in the slot, or will be there without waiting when the slot is
+  /// acquired.
   bool has_share(std::uint32_t unit) const noexcept;
-  /// Where the stored bytes of each rank's share are in such a slot, or are to go.
+  /// Where the stored bytes of each rank's share are, or go, in such a slot.
   std::vector<std::span<std::byte>> shares(std::uint32_t unit) noexcept;
-  /// They are there.
+  /// Reports that all shares are in the slot.
   void join_shares(std::uint32_t unit) noexcept;
-  /// The home of a unit that is not Fetching is about to be written anew, all of it, with a refresh
-  /// for each part. Until end_refresh nothing is read from it: a slot that starts is filled by
-  /// these refreshes, and what a slot holds before is not to be used.
+  /// Announces that the whole home of a unit that is not Fetching will be rewritten, with a refresh
+  /// for each part. Until end_refresh nothing is read from the home: a slot that starts meanwhile
+  /// is filled by these refreshes, and earlier content of a slot must not be used.
   void begin_refresh(std::uint32_t unit) noexcept;
   /// True between begin_refresh and end_refresh.
   bool refreshes(std::uint32_t unit) const noexcept;
-  /// True if a refresh of the unit reaches its slot, or its home is the slot.
+  /// True if refreshes of the unit reach its slot, or if its home is the slot.
   bool follows(std::uint32_t unit) const noexcept;
-  /// Ends a refresh. A slot that was evicted during the refresh and gathered again is loaded anew.
+  /// Ends a refresh. A slot that was evicted and gathered again during the refresh is reloaded.
   /// Errors: Io, Corrupt, Timeout.
   Result<void> end_refresh(std::uint32_t unit) noexcept;
-  /// After elements [first, first + count) of the image changed in the home to `fresh` (of the
-  /// stored dtype): brings the slot up to date, if there is one. Any thread, for disjoint ranges.
+  /// Call it after elements [first, first + count) of the image changed in the home to `fresh` (of
+  /// the stored dtype): updates the slot, if there is one. Any thread, for disjoint ranges.
   void refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                const std::byte* fresh) noexcept;
-  /// The same for a device with memory of its own: enqueues in `queue`; `fresh` is host memory in
-  /// ToDevice, and belongs to the copy until that queue has passed, or device memory in Compute.
-  /// Compute thread only; what computes next with the slot must be ordered after it.
+  /// As refresh, for a device with memory of its own: enqueues in `queue`. For ToDevice, `fresh` is
+  /// host memory that must stay unchanged until the queue has passed the copy; for Compute it is
+  /// device memory. Compute thread only; the next computation with the slot must be ordered after
+  /// the copy.
   Result<void> refresh_by_copy(Queue queue, std::uint32_t unit, std::uint64_t first,
                                std::uint64_t count, const std::byte* fresh) noexcept;
 
@@ -104,7 +105,7 @@ class Residency final : public UnitSlots {
   double wait_seconds() const noexcept { return static_cast<double>(wait_ns_) * 1e-9; }
   /// Returns the seconds in which the thread pool verified, expanded or copied parameters.
   double cast_seconds() const noexcept { return static_cast<double>(cast_ns_) * 1e-9; }
-  /// Bytes cast or copied into slots since creation (aliased: 0).
+  /// Bytes cast or copied into slots since creation (0 for aliased slots).
   std::uint64_t bytes_to_device() const noexcept {
     return loader_ != nullptr ? loader_->device().bytes_to_device() : bytes_to_device_;
   }
@@ -134,7 +135,7 @@ class Residency final : public UnitSlots {
   std::uint64_t bytes_to_device_ = 0;
   std::uint64_t wait_ns_ = 0;
   std::uint64_t cast_ns_ = 0;
-  struct Retired {  // memory that was a slot, until computing with it has ended
+  struct Retired {  // memory of a former slot, until computing with it has ended
     std::byte* begin;
     std::byte* end;
     DeviceFence used;

@@ -1,45 +1,45 @@
 // RingOrder: the order in which the sub-groups of a pass go through a ring of buffers: which is
-// read next, which is worked on, when its buffer is free again; when the pass waits, borrows
-// memory, or does a sub-group out of turn. It moves nothing: a Port does, step/sub_group_stream.h
-// over real buffers, plan/dry_update.h over times at which a disk would be done.
+// read next, which is worked on, when its buffer is free again, and when the pass waits, borrows
+// memory, or does a sub-group out of turn. It moves no bytes; its Port does:
+// step/sub_group_stream.h with real buffers, plan/dry_update.h with simulated disk times.
 //
-// Note [Out of turn]: a sub-group that is in memory takes the cores' time and none of the disk's.
-// As long as the first of a pass are such ones, the ring is full of what comes behind them, and the
-// disk rests. So where the caller allows it, what has come is done before them: it is written,
-// and the next is read. Each sub-group is done once, whatever the order, so bits and bytes stay.
+// Note [Out of turn]: a sub-group in memory needs CPU time but no disk time. If a pass begins with
+// such sub-groups, the ring fills with reads of later ones, and the disk idles. So if the caller
+// allows it, sub-groups whose reads are complete are done before them; this frees their buffers for
+// further reads. Each sub-group is done once in any order, so results and transferred bytes do not
+// change.
 //
-// Note [Together]: to fork and to join the team takes as long as one sub-group takes many cores, or
-// longer where idle threads sleep. So sub-groups in memory, which no transfer keeps apart, are done
-// several in one region; but one by one while something is in flight, since what has come, or is
-// written, is looked at between two regions alone.
+// Note [Together]: forking and joining the thread pool takes as long as many cores take for one
+// sub-group, or longer if idle threads sleep. So several sub-groups in memory are done in one
+// parallel region. While transfers are in flight, they are done one by one, since finished
+// transfers are noticed only between regions.
 //
-// Note [Borrowed items]: how far a pass reads ahead is bounded by the ring. Under backward the disk
-// would then rest, while memory that activations have left stands empty until the next forward.
-// Items in such memory are read into as into the ring's own, by the same pass in the same order;
-// each goes back as soon as its sub-group is written, which is while forward begins. Nothing is
-// read that would not be read, so bytes stay as they are.
+// Note [Borrowed items]: the ring bounds how far a pass reads ahead. Under backward the disk would
+// then idle, although memory freed by activations is empty until the next forward. The pass uses
+// items in such memory like the ring's own, in the same order. Each is returned as soon as its
+// sub-group is written, while forward begins. The transferred bytes stay the same.
 //
 // A Port has (Item is a buffer; the order holds pointers to them):
 //
 //   std::uint32_t count() const;  Item& own(std::uint32_t index);   the ring's own items
 //   bool borrowed(const Item&) const;
-//   bool is_free(const Item&) const;   it can be taken without waiting for what it last did
-//   bool is_idle(const Item&) const;   nothing of it is in flight
-//   Result<void> finish(Item&);        waits for that. Errors: of what was in flight
-//   Item* borrow();                    null: there is nothing to borrow; and whether there is:
+//   bool is_free(const Item&) const;   it can be taken without waiting for its last transfers
+//   bool is_idle(const Item&) const;   it has nothing in flight
+//   Result<void> finish(Item&);        waits until idle. Errors: of its transfers
+//   Item* borrow();                    null: nothing to borrow
 //   bool may_borrow() const;
 //   void give_back(Item&);             a borrowed one
 //   bool computes_elsewhere() const;   the model computes on a separate device
-//   bool writes() const;               a task that has an item leaves something to write in it
+//   bool writes() const;               tasks write the content of their items
 //   RingNeed need(const RingTask&) const;
-//   Result<void> read(const RingTask&, Item&);                    starts that
+//   Result<void> read(const RingTask&, Item&);                    starts the reads
 //   Result<void> work(std::size_t place, const RingTask&, Item*); and starts to write
-//   std::size_t together_max() const;                             tasks; 1: none are
+//   std::size_t together_max() const;                             most tasks in one region
 //   Result<void> work_together(std::size_t first, std::span<const RingTask>);
 //
 // Note [Open passes]: a pass may be given more tasks while it is under way, and have some of them
-// cancelled or done first. Its callers name tasks by their unit alone. An error of such a call
-// leaves the pass as it is: a transfer that a hung disk has not ended may be waited for again.
+// cancelled or done first. Callers name tasks only by their unit. An error of such a call leaves
+// the pass unchanged: a transfer that a hung disk has not ended may be waited for again.
 #pragma once
 
 #include <algorithm>
@@ -56,14 +56,18 @@
 
 namespace artesian::tiering {
 
-/// A sub-group: of a unit, the one with that index.
+/// A sub-group: a unit and an index within it.
 struct RingTask {
   std::uint32_t unit = 0;
   std::uint64_t index = 0;
   bool operator==(const RingTask&) const = default;
 };
 
-enum class RingNeed : std::uint8_t { Nothing, ToWrite, ToRead };  // what a task needs an item for
+enum class RingNeed : std::uint8_t {
+  Nothing,
+  ToWrite,
+  ToRead
+};  // whether and why a task needs an item
 
 template <typename Port, typename Item = typename Port::Item>
 class RingOrder {
@@ -71,36 +75,36 @@ class RingOrder {
   /// The port must outlive it.
   explicit RingOrder(Port& port) noexcept : port_(port) {}
 
-  /// From here to the end of the pass, sub-groups of units for which `may` is true are done before
-  /// sub-groups in memory that precede them: Note [Out of turn].
+  /// Until the end of the pass, sub-groups of units for which `may` is true may be done before
+  /// preceding sub-groups in memory: Note [Out of turn].
   void allow_out_of_turn(std::function<bool(std::uint32_t unit)> may) noexcept {
     out_of_turn_ = std::move(may);
   }
-  /// Begins a pass over these tasks: starts its first reads. An error, here or below, ends the
-  /// pass. Errors: the port's.
+  /// Begins a pass over these tasks: starts its first reads. An error, of this function or those
+  /// below, ends the pass. Errors: the port's.
   Result<void> begin(std::span<const RingTask> tasks);
   bool under_way() const noexcept { return current_ < places_.size(); }
-  /// The place after the last task of a unit; 0: it has none.
+  /// The place after the last task of a unit; 0 if it has none.
   std::size_t end_of(std::uint32_t unit) const noexcept {
     return unit < unit_end_.size() ? unit_end_[unit] : 0;
   }
   /// Works until all tasks before `end` are done, and starts as many more reads as it can without
   /// waiting. Errors: the port's.
   Result<void> advance_to(std::size_t end);
-  /// The same for the tasks of a unit, and those before them.
+  /// As advance_to, for all tasks up to the last one of a unit.
   Result<void> advance_past(std::uint32_t unit) { return advance_to(end_of(unit)); }
   /// Works on the tasks of a unit, and those before them, as far as their transfers are complete.
   /// Returns whether all are done. Errors: the port's.
   Result<bool> advance_within(std::uint32_t unit);
-  /// True if that would do anything now.
+  /// True if advance_within() would do anything now.
   bool may_advance() const noexcept { return worthwhile() || may_read_on(); }
   /// Starts as many more reads as it can without waiting. Errors: the port's.
   Result<void> read_on() { return advance_to(current_); }
-  /// True if that would do anything now.
+  /// True if read_on() would do anything now.
   bool may_read_on() const noexcept {
     return under_way() && issued_ < places_.size() && (may_look_ahead() || may_borrow());
   }
-  /// The rest of the pass. Errors: the port's.
+  /// Does the rest of the pass. Errors: the port's.
   Result<void> finish() { return advance_to(places_.size()); }
   /// Works until all reads have been started. Errors: the port's.
   Result<void> start_all();
@@ -108,9 +112,9 @@ class RingOrder {
   /// only for passes without work out of turn. Errors: the port's.
   Result<std::vector<RingTask>> abandon();
 
-  /// Note [Open passes]. Adds tasks to the pass, or begins one. Errors: the port's.
+  /// Adds tasks to the pass, or begins one: Note [Open passes]. Errors: the port's.
   Result<void> append(std::span<const RingTask> tasks);
-  /// The unit of the first task that is not done. The pass is under way.
+  /// The unit of the first task that is not done. Only while a pass is under way.
   std::uint32_t next_unit() const noexcept {
     ARTESIAN_CHECK(under_way(), current_, places_.size());
     return places_[current_].task.unit;
@@ -121,34 +125,35 @@ class RingOrder {
   /// Does one task, of this unit if it is being read or an item is free for it. Errors: the
   /// port's.
   Result<void> demand(std::uint32_t unit);
-  /// Cancels a unit's tasks, after waiting for their reads. Errors: those of transfers that are
-  /// still in flight then; the call may be repeated.
+  /// Cancels a unit's tasks, after waiting for their reads. Errors: those of the transfers that it
+  /// waits for; the call may be repeated.
   Result<void> forget(std::uint32_t unit);
 
   /// Returns borrowed items that have nothing in flight. Errors: those of their writes.
   Result<void> give_back_borrowed();
-  /// True if that would do anything now.
+  /// True if give_back_borrowed() would do anything now.
   bool may_give_back() const noexcept {
     return std::any_of(free_items_.begin(), free_items_.end(), [&](const FreeItem& free) {
       return port_.borrowed(*free.item) && port_.is_idle(*free.item);
     });
   }
-  /// Waits for transfers that earlier passes left in flight, oldest first, since a failed write
-  /// makes later ones of its file fail. Errors: the first one's.
+  /// Waits for transfers that earlier passes left in flight, oldest first, since after a failed
+  /// write all later writes of its file fail. Errors: the first one's.
   Result<void> finish_left();
 
  private:
   struct FreeItem {
     Item* item;
-    std::optional<RingTask> wrote{};  // may be in flight
-    std::optional<Error> failed{};    // its error, once it has failed
+    std::optional<RingTask>
+        wrote{};  // the sub-group last written from it; the write may be in flight
+    std::optional<Error> failed{};  // the item's error, once a transfer of it has failed
   };
 
   struct Place {
     RingTask task{};
     RingNeed need = RingNeed::Nothing;
     bool ran = false;      // the task is done
-    Item* item = nullptr;  // may be null; of one that is done, null
+    Item* item = nullptr;  // null if the task needs none or is done
   };
   static constexpr std::size_t none = ~std::size_t{0};
 
@@ -174,7 +179,7 @@ class RingOrder {
   Result<void> end_if_failed(Result<void> outcome) noexcept;
 
   Port& port_;
-  // State of the pass under way:
+  // State of the pass that is under way:
   std::vector<Place> places_;
   std::vector<std::size_t> unit_end_;               // by unit, see end_of
   std::vector<RingTask> together_;                  // tasks of one parallel region
@@ -182,11 +187,12 @@ class RingOrder {
   std::size_t current_ = 0;                         // the first place that is not done
   std::size_t issued_ = 0;                          // places of which all reads have been started
   std::uint32_t writers_waiting_ = 0;               // waiting tasks that will take an item to write
-  std::vector<FreeItem> free_items_;                // not of a task; the first was given back first
+  std::vector<FreeItem>
+      free_items_;  // items that belong to no task; in the order in which they were returned
 };
 
-/// The place of the free item from which the sub-group was last written, if any: it is neither read
-/// nor written again before that is done.
+/// The place of the free item from which this sub-group was last written, if any. Until that write
+/// has ended, the sub-group must not be read or written again.
 template <typename Port, typename Item>
 std::size_t RingOrder<Port, Item>::writer_of(const RingTask& task) const noexcept {
   const auto writer = std::find_if(free_items_.begin(), free_items_.end(),
@@ -194,7 +200,7 @@ std::size_t RingOrder<Port, Item>::writer_of(const RingTask& task) const noexcep
   return static_cast<std::size_t>(writer - free_items_.begin());
 }
 
-/// The place of the first free item that needs no waiting, if any.
+/// The place of the first free item that can be taken without waiting, if any.
 template <typename Port, typename Item>
 std::size_t RingOrder<Port, Item>::free_item() const noexcept {
   const auto idle = std::find_if(free_items_.begin(), free_items_.end(),
@@ -202,8 +208,8 @@ std::size_t RingOrder<Port, Item>::free_item() const noexcept {
   return static_cast<std::size_t>(idle - free_items_.begin());
 }
 
-/// A free item with its transfers of last time finished: the one that has written the sub-group, or
-/// one that needs no waiting, or else the one that was given back first.
+/// Takes a free item and finishes its last transfers: the item that has written this sub-group,
+/// else one that needs no waiting, else the one returned first.
 template <typename Port, typename Item>
 Result<Item*> RingOrder<Port, Item>::take_item(const RingTask& task) {
   ARTESIAN_CHECK(!free_items_.empty());
@@ -229,8 +235,8 @@ std::uint32_t RingOrder<Port, Item>::own_free_items() const noexcept {
   return static_cast<std::uint32_t>(own);
 }
 
-/// Starts a read only without waiting, and while an item is left for earlier tasks that only write:
-/// they take theirs later and must not lack one.
+/// Starts a read only if it needs no waiting, and only if an item is left for earlier tasks that
+/// only write, which take their items later.
 template <typename Port, typename Item>
 bool RingOrder<Port, Item>::may_look_ahead() const noexcept {
   ARTESIAN_CHECK(issued_ < places_.size(), issued_, places_.size());
@@ -240,7 +246,7 @@ bool RingOrder<Port, Item>::may_look_ahead() const noexcept {
   return free_item() < free_items_.size();
 }
 
-/// True if the next task may be read to borrowed memory: nothing of it is being written.
+/// True if the next task may be read into borrowed memory: its sub-group is not being written.
 template <typename Port, typename Item>
 bool RingOrder<Port, Item>::may_borrow() const noexcept {
   return port_.may_borrow() && writer_of(places_[issued_].task) == free_items_.size();
@@ -263,7 +269,7 @@ Result<void> RingOrder<Port, Item>::give_back_borrowed() {
   return first;
 }
 
-/// No tasks, and all items of the ring.
+/// Resets to no tasks, with all items of the ring free.
 template <typename Port, typename Item>
 Result<void> RingOrder<Port, Item>::begin_empty() {
   ARTESIAN_CHECK(!under_way(), current_, places_.size());
@@ -273,7 +279,7 @@ Result<void> RingOrder<Port, Item>::begin_empty() {
   writers_waiting_ = 0;
   current_ = issued_ = 0;
   ARTESIAN_TRY_VOID(give_back_borrowed());
-  if (own_free_items() == port_.count()) return {};  // in the order in which they were given back
+  if (own_free_items() == port_.count()) return {};  // in the order in which they were returned
   free_items_.clear();
   for (std::uint32_t index = 0; index < port_.count(); ++index) {
     free_items_.push_back({&port_.own(index)});
@@ -319,7 +325,7 @@ Result<void> RingOrder<Port, Item>::append(std::span<const RingTask> tasks) {
   return read_ahead(none);
 }
 
-/// Starts reads as long as none has to wait, or only that one's.
+/// Starts reads as long as none has to wait, except that `only` may wait.
 template <typename Port, typename Item>
 Result<void> RingOrder<Port, Item>::read_ahead(std::size_t may_wait_for) {
   ARTESIAN_TRY_VOID(give_back_borrowed());
@@ -367,8 +373,8 @@ bool RingOrder<Port, Item>::in_flight() const noexcept {
                      begin + static_cast<std::ptrdiff_t>(issued_), moves);
 }
 
-/// The place after the last of the sub-groups from the current one on, below `end`, that one region
-/// does: Note [Together].
+/// The end of the sub-groups, from the current one on and below `end`, that go into one region:
+/// Note [Together].
 template <typename Port, typename Item>
 std::size_t RingOrder<Port, Item>::together_up_to(std::size_t end) const noexcept {
   std::size_t last = current_;
@@ -446,7 +452,7 @@ Result<void> RingOrder<Port, Item>::start_all() {
   return end_if_failed(std::move(outcome));
 }
 
-/// True if the next task has all that it needs.
+/// True if the next task can be done without waiting.
 template <typename Port, typename Item>
 bool RingOrder<Port, Item>::ready() const noexcept {
   if (!under_way()) return false;
@@ -459,10 +465,10 @@ bool RingOrder<Port, Item>::ready() const noexcept {
   return free_item() < free_items_.size();
 }
 
-/// True if enough is ready to go on: half of the ring, as the disk does better with some reads in a
-/// row, then some writes. Beside a separate device a task that reads nothing does not wait for
-/// that, nor does one when all reads that were started are complete: where few tasks read, half of
-/// the ring would never come.
+/// True if enough tasks are ready to go on: half of the ring, as disks are faster with several
+/// reads in a row, then several writes. With a separate device, a task that reads nothing does not
+/// wait for that, and neither does any task when all started reads are complete: with few reads,
+/// half of the ring would never be ready.
 template <typename Port, typename Item>
 bool RingOrder<Port, Item>::worthwhile() const noexcept {
   if (port_.computes_elsewhere() && under_way() && places_[current_].need != RingNeed::ToRead) {
@@ -495,7 +501,7 @@ Result<bool> RingOrder<Port, Item>::advance_within(std::uint32_t unit) {
 
 template <typename Port, typename Item>
 Result<std::vector<RingTask>> RingOrder<Port, Item>::abandon() {
-  ARTESIAN_CHECK(!out_of_turn_);  // the first ones are done, and no others
+  ARTESIAN_CHECK(!out_of_turn_);  // the tasks that are done are exactly the first ones
   Result<void> first;
   std::vector<RingTask> done;
   for (std::size_t place = 0; place < issued_; ++place) {

@@ -1,6 +1,6 @@
-// Route: the way between the home of some state and who works on it. A placement decides it once,
-// for each unit and kind of state; whoever moves bytes goes by it, and does not derive it again
-// from what device there is, which tier the home is in and which dtypes the two ends have.
+// Route: the way between the home of some state and the processor that works on it. A placement
+// decides it once, for each unit and kind of state. Code that moves bytes follows the route instead
+// of deriving it from the device, the tier of the home and the dtypes.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 namespace artesian::tiering {
 
 enum class Route : std::uint8_t {
-  InPlace,   // the host works on the home itself: nothing moves
-  OnDevice,  // a separate device does: nothing moves
-  Memory,    // the CPU copies or expands it from one place that it reaches to another
-  Disk,      // read from NVMe into memory that the host reaches, and written from there
+  InPlace,   // the host works on the home itself; nothing moves
+  OnDevice,  // a separate device works on the home itself; nothing moves
+  Memory,    // the CPU copies or expands it between two places in memory that it can access
+  Disk,      // read from NVMe into host-accessible memory, and written from there
   Queues,    // moved by a separate device's queues; bytes on NVMe pass through host memory
 };
 
-/// True if the home itself is worked on.
+/// True if the home itself is worked on, without moving.
 constexpr bool stays(Route route) noexcept {
   return route == Route::InPlace || route == Route::OnDevice;
 }
 
-/// True if a separate device is at one of its ends.
+/// True if one end of the route is a separate device.
 constexpr bool ends_at_device(Route route) noexcept {
   return route == Route::OnDevice || route == Route::Queues;
 }

@@ -1,10 +1,10 @@
-// ShardReader and ShardWriter: one shard from its first byte to its last, piece by piece, through a
-// few buffers of the pool. Coming pieces are read ahead and past ones written behind the caller's
-// work; every block is verified before it is handed out and sealed before it is written. For
-// programs that use this layer alone, and for shards that are read as a whole.
+// ShardReader and ShardWriter: stream one shard from its first byte to its last, piece by piece,
+// through a few buffers of the pool. The next pieces are read ahead, and finished ones written
+// behind, while the caller works; every block is verified before it is handed out and sealed before
+// it is written. For programs that use only this layer, and for shards that are read as a whole.
 //
-// Thread: the compute thread only. close() waits for what is in flight and says what became of it;
-// without it the destructor waits, and says nothing.
+// Thread: the compute thread only. close() waits for transfers in flight and returns their errors;
+// without close() the destructor waits and drops the errors.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace artesian::tiering {
 
 struct ShardStreamOptions {
   std::uint64_t piece_bytes = 1 << 20;  // rounded up to whole blocks of the shard
-  std::uint32_t buffers = 2;            // pieces in memory at once, 1 and more
+  std::uint32_t buffers = 2;            // pieces in memory at once, at least 1
 };
 
-/// What both are: the pieces of a shard in the pipeline, one of them with the caller.
+/// The common base: the pieces of a shard in the pipeline, one of them in the caller's hands.
 class ShardStream {
  public:
   ShardStream(ShardStream&&) noexcept;
@@ -40,10 +40,10 @@ class ShardReader : public ShardStream {
   /// Errors: Exhausted (the pool).
   static Result<ShardReader> open(TierStore& store, ShardId shard, pinned::Pool& pool,
                                   const ShardStreamOptions& options = {});
-  /// The next piece, verified; valid until the next call. Empty at the end of the shard.
+  /// Returns the next piece, verified; valid until the next call. Empty at the end of the shard.
   /// Errors: Io, Corrupt, Timeout.
   Result<std::span<const std::byte>> next();
-  /// Errors: Io, Timeout, also of pieces that were read ahead and not taken.
+  /// Ends the reading. Errors: Io, Timeout, also of pieces that were read ahead but not used.
   Result<void> close();
 
  private:
@@ -52,13 +52,13 @@ class ShardReader : public ShardStream {
 
 class ShardWriter : public ShardStream {
  public:
-  /// Errors: Exhausted (the pool).
+  /// Starts writing. Errors: Exhausted (the pool).
   static Result<ShardWriter> open(TierStore& store, ShardId shard, pinned::Pool& pool,
                                   const ShardStreamOptions& options = {});
   /// Returns where the next piece's bytes go; fill all of it before the next call, which starts
   /// writing it. Empty at the end of the shard. Errors: Io, NoSpace, Timeout, of earlier pieces.
   Result<std::span<std::byte>> next();
-  /// Writes the last piece and waits for all. Errors: as next.
+  /// Writes the last piece and waits for all pieces. Errors: as next.
   Result<void> close();
 
  private:

@@ -1,15 +1,16 @@
-// SnapshotFile: one preallocated file that is written block by block, in any order, past the page
-// cache, by an engine of its own, with a checksum for each block. It knows bytes alone.
+// SnapshotFile: one preallocated file that is written block by block, in any order, with direct
+// I/O, by an engine of its own, with a checksum for each block. It knows nothing of the bytes'
+// meaning.
 //
-// Note [A snapshot's faults stay in it]: who writes a snapshot is a training, which must not end,
-// or wait for long, because the place of its checkpoints is full, broken or gone. So writing
-// returns nothing: the first fault is remembered, later writes are dropped, and buffers come back
-// at once. Where the disk does not answer, and nothing at all has come back for `stall_seconds`,
-// what is in flight is given up: its buffers are lost until the process ends (base/buffer.h, Note
-// [Abandoned memory]), the engine and the open file with it.
+// Note [A snapshot's faults stay in it]: a training run that writes a snapshot must not end, or
+// wait for long, because the place of its checkpoints is full, broken or gone. So write() returns
+// no error: the first fault is recorded, later writes are dropped, and their buffers are returned
+// at once. If the disk does not answer, and no transfer ends for `stall_seconds`, all transfers in
+// flight are abandoned: their buffers are lost until the process ends (base/buffer.h, Note
+// [Abandoned memory]), and so are the engine and the open file.
 //
-// Thread: one at a time, but `sum` and `set_sum` any, of distinct blocks. sync() may block for
-// ever; everything else waits at most `stall_seconds` without an answer.
+// Thread: one at a time; `sum` and `set_sum` from any thread, for distinct blocks. sync() may block
+// for ever; everything else waits at most `stall_seconds` without an answer.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@
 
 namespace artesian::tiering {
 
-/// Ties the checksum of a block to where and when it belongs.
+/// Ties the checksum of a block to its place and its snapshot.
 struct SnapshotSeed {
   std::uint64_t checkpoint = 0;
   std::uint64_t step = 0;
@@ -44,8 +45,8 @@ using MakeSnapshotEngine = std::function<Result<std::unique_ptr<aio::Engine>>()>
 struct SnapshotFileOptions {
   SnapshotSeed seed;
   double stall_seconds = 10.0;
-  /// Null: the best there is, with four transfers in the kernel, so that it never fills a disk's
-  /// queue that reads for training wait in.
+  /// Null: the best engine, with four transfers in the kernel, so that it never fills the disk's
+  /// queue in which reads for training wait.
   MakeSnapshotEngine make_engine = nullptr;
 };
 
@@ -53,8 +54,8 @@ class SnapshotFile {
  public:
   static constexpr std::uint32_t writes_max = 64;  // blocks in flight or waiting for the engine
 
-  /// Takes the open file, in which space for all blocks is reserved. Blocks follow one another
-  /// without a gap, after a head. Errors: those of making the engine.
+  /// Takes the open file, in which space for all blocks must be reserved. Blocks are contiguous and
+  /// follow a head. Errors: those of making the engine.
   static Result<std::unique_ptr<SnapshotFile>> create(std::unique_ptr<File> file,
                                                       std::vector<SnapshotBlock> blocks,
                                                       SnapshotFileOptions options) noexcept;
@@ -64,27 +65,27 @@ class SnapshotFile {
 
   std::uint64_t bytes_written() const noexcept { return bytes_written_; }
 
-  /// Sum of the pieces in `part` of a block, whose bytes are at `data`; `part` begins at a multiple
-  /// of BlockChecksums::piece_bytes and ends at one, or with the block. Sums of all parts are added
-  /// up (they wrap) for set_sum.
+  /// Returns the sum of the pieces in `part` of a block, whose bytes are at `data`; `part` begins
+  /// at a multiple of BlockChecksums::piece_bytes, and ends at one or with the block. The caller
+  /// adds up the sums of all parts (they wrap) for set_sum.
   std::uint64_t sum(std::uint64_t block, ByteRange part, const std::byte* data) const noexcept;
   void set_sum(std::uint64_t block, std::uint64_t sum) noexcept { sums_[block] = sum; }
 
-  /// Starts to write a block, whose bytes begin `bytes` and whose sum is set. May wait if
-  /// writes_max are in flight, or this block is. The buffer returns in a later call.
+  /// Starts to write a block, which begins at the start of `bytes` and whose sum is set. Waits if
+  /// writes_max blocks or this block are in flight. A later call returns the buffer.
   void write(std::uint64_t block, BufferLease bytes) noexcept;
-  /// Marks a block as not yet written: its bytes were not those of the snapshot.
+  /// Marks a block as not yet written, as its bytes were not those of the snapshot.
   void forget(std::uint64_t block) noexcept;
   bool has(std::uint64_t block) const noexcept { return has_[block] != 0; }
-  /// Bytes of the blocks that it has, and of all.
+  /// Bytes of the blocks given so far, and of all blocks.
   std::uint64_t bytes_given() const noexcept { return bytes_given_; }
   std::uint64_t bytes_of_blocks() const noexcept;
 
-  /// Gives back the buffers of what has ended.
+  /// Returns the buffers of writes that have ended.
   void reap() noexcept;
   std::uint32_t in_flight() const noexcept { return in_flight_; }
-  /// Waits until one transfer in flight has ended; if none ends within stall_seconds, gives all of
-  /// them up. Something must be in flight.
+  /// Waits until one transfer in flight has ended; if none ends within stall_seconds, abandons all
+  /// of them. At least one must be in flight.
   void wait_for_one() noexcept;
   /// Waits for all transfers. Errors: the first fault of any write so far.
   Result<void> finish() noexcept;
@@ -106,10 +107,10 @@ class SnapshotFile {
     std::uint64_t block = 0;
     bool used = false;
   };
-  /// Everything that the kernel may hold on to. Kept for ever after a stall.
+  /// Everything that the kernel may still use. Kept for ever after a stall.
   struct Transfers {
     std::unique_ptr<File> file;
-    std::unique_ptr<aio::Engine> engine;  // before the slots in use end: they are checked
+    std::unique_ptr<aio::Engine> engine;  // destroyed before the slots in use, which are checked
     std::vector<std::unique_ptr<Slot>> slots;
   };
 
@@ -123,7 +124,7 @@ class SnapshotFile {
   const SnapshotFileOptions options_;
   std::unique_ptr<Transfers> transfers_;
   std::vector<std::uint64_t> sums_;  // one for each block
-  std::vector<std::uint8_t> has_;    // whether a block has its sum; a byte each
+  std::vector<std::uint8_t> has_;    // whether a block has its sum; one byte each
   std::uint32_t in_flight_ = 0;
   std::uint64_t bytes_given_ = 0;
   std::uint64_t bytes_written_ = 0;

@@ -1,5 +1,5 @@
-// The file of a snapshot's checksums: 16 bytes that say what it is, then 16 for each block, in file
-// order. It vouches for the blocks; who vouches for it is the manifest.
+// The file of a snapshot's checksums: 16 bytes of identification, then 16 bytes for each block, in
+// file order. The file protects the blocks; the manifest protects this file.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // StagingRing: the reserved host buffers through which optimizer state, fresh parameters and
-// spilled gradients stream. Items are taken in turn; taking one waits for its transfers of last
-// time, so reads of coming items and writes of past ones stay in flight beside the work on the
-// current one. Reserved at start: nothing else can starve it, and it starves nothing.
+// spilled gradients stream. Items are taken in turn. Taking an item waits for its previous
+// transfers, so reads of later items and writes of earlier ones are in flight during the work on
+// the current one. The memory is reserved at start, so that the ring and other users cannot starve
+// each other.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -27,16 +28,16 @@ class StagingItem final : public BufferOwner {
   std::byte* data() const noexcept { return memory_.data(); }
   std::uint64_t size() const noexcept { return memory_.size(); }
   bool borrowed() const noexcept { return borrowed_; }
-  /// Starts a transfer between `range` of the shard and this item's bytes from `item_offset`.
+  /// Start a transfer between `range` of the shard and this item's bytes from `item_offset`.
   void read(ShardId id, ByteRange range, std::uint64_t item_offset,
             aio::Priority priority) noexcept;
   void write(ShardId id, ByteRange range, std::uint64_t item_offset) noexcept;
-  /// The same between device memory and this item's bytes. Errors: Io (the device).
+  /// Start a copy between device memory and this item's bytes. Errors: Io (the device).
   Result<void> copy_to_host(std::uint64_t item_offset, const std::byte* source,
                             std::uint64_t bytes) noexcept;
   Result<void> copy_to_device(std::byte* target, std::uint64_t item_offset,
                               std::uint64_t bytes) noexcept;
-  /// Protects this item's bytes until what is enqueued in ToDevice so far has passed.
+  /// Keeps this item from being reused until everything enqueued in ToDevice so far has passed.
   Result<DeviceFence> hold() noexcept;
   /// Waits for all transfers of this item. Errors: the first one's.
   Result<void> finish() noexcept;
@@ -75,7 +76,8 @@ class StagingRing {
                                                      Device& device = host_device());
   TierStore& store() const noexcept { return store_; }
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(items_.size()); }
-  /// Item number `turn` of an endless sequence. It may have transfers in flight: `finish` first.
+  /// Item number `turn` of an endless sequence. It may have transfers in flight: call `finish`
+  /// first.
   StagingItem& at(std::uint64_t turn) noexcept {
     ARTESIAN_CHECK(!items_.empty());
     return *items_[turn % items_.size()];
@@ -83,8 +85,8 @@ class StagingRing {
   std::uint64_t item_bytes() const noexcept { return items_.front()->size(); }
   /// Lists the memory of the ring's own items.
   std::vector<std::span<std::byte>> buffers() const;
-  /// One more, not among at(), in memory that is not the ring's own: at least item_bytes. remove()
-  /// gives that back, when nothing is in flight.
+  /// Adds an item, not among at(), in memory that is not the ring's own: at least item_bytes.
+  /// remove() returns the memory, when nothing is in flight.
   StagingItem& add_borrowed(BufferLease memory);
   void remove(const StagingItem& borrowed) noexcept;
   std::size_t borrowed() const noexcept { return borrowed_.size(); }

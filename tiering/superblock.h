@@ -1,7 +1,7 @@
-// The superblock: what a swap file says about itself, in `superblock_copies` equal copies, each in
-// a 4096-byte block of its own at the start of the file. A copy counts only if it can be read and
-// its checksum is right; of several, the newest generation wins, so that neither a bad sector nor a
-// torn write of some copies loses anything.
+// The superblock: how a swap file identifies itself, in `superblock_copies` equal copies, each in a
+// 4096-byte block of its own at the start of the file. A copy is valid if it can be read and its
+// checksum is right; of several valid copies the newest generation wins. So neither a bad sector
+// nor a torn write of some copies loses anything.
 //
 // Block layout, little-endian: magic u64, version u32, rank u32, run id u64, generation u64,
 // payload bytes u64, XXH3-64 of these 40 bytes u64, zeros.

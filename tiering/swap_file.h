@@ -1,11 +1,12 @@
-// The swap file: one preallocated file per rank and path, cut into extents. Not a file per tensor.
+// The swap file: one preallocated file per rank and path, divided into extents, rather than one
+// file per tensor.
 //
 // Promises: the path is locked exclusively (two runs on one path: the second gets Busy with the
 // holder's pid and host); space is reserved before the first step, so that a full disk is an error
-// then and not later; files are 0600, directories made are 0700; leftovers of dead runs are
-// removed, foreign files never; close() leaves nothing behind, the lock and a directory that we
-// made included. Block 0 is the superblock region: run id, format version, generation, several
-// copies.
+// at that time and not later; files have mode 0600, created directories 0700; files left by dead
+// runs are removed, foreign files never; close() leaves nothing behind and also removes the lock
+// and a directory that a run created. Block 0 is the superblock region: run id, format version,
+// generation, several copies.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,14 @@ struct SwapFileOptions {
   std::string directory;  // created (0700) if its parent exists
   std::uint32_t rank = 0;
   std::uint64_t run_id = 0;  // random per run; in every superblock copy and checksum seed
-  std::uint64_t bytes = 0;   // payload that the extents will need, each rounded up to 4096
+  std::uint64_t bytes = 0;   // payload bytes for all extents, each rounded up to 4096
   Direct direct = Direct::IfAligned;
 };
 
 class SwapFile {
  public:
-  /// Errors: Invalid (directory: what and what to do), Busy (holder's pid and host), NoSpace
-  /// (needed and free bytes), Io.
+  /// Errors: Invalid (the directory: what is wrong and what to do), Busy (holder's pid and host),
+  /// NoSpace (needed and free bytes), Io.
   static Result<std::unique_ptr<SwapFile>> create(const SwapFileOptions& options,
                                                   FileSystem& files) noexcept;
   /// Checks that close() was called.

@@ -1,10 +1,10 @@
-// SwapLock: the exclusive claim of one rank on one nvme directory. A file that is flock'ed while
-// the run lives and says, as text, who holds it; the kernel frees it when the holder dies, however
-// it dies.
+// SwapLock: the exclusive claim of one rank on one nvme directory. The claim is a file that is
+// locked (flock) while the run lives, and whose text names the holder; the kernel frees the lock
+// when the holder dies.
 //
 // Removing a lock file is a race: another process may have opened it before, and would then hold a
-// lock that nobody else can see. So a lock counts only if, once locked, its name still leads to it
-// (else: again); and only the holder removes the name.
+// lock that nobody else can see. So after locking, the name must still lead to the locked file;
+// otherwise it is opened again. Only the holder removes the name.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ class SwapLock {
   /// lock file), NoSpace, Io.
   static Result<SwapLock> acquire(const std::string& directory, std::uint32_t rank,
                                   std::uint64_t run_id, FileSystem& files) noexcept;
-  /// Takes the lock that a dead run left, without waiting; nothing if it is held, absent or
-  /// foreign.
+  /// Takes the lock that a dead run left, without waiting; returns nothing if the lock is held,
+  /// absent or foreign.
   static std::optional<SwapLock> take_over(const std::string& directory, std::uint32_t rank,
                                            FileSystem& files) noexcept;
 
-  /// Removes the file and frees the lock. A lock that is dropped without release is freed, and its
-  /// file left. Errors: Io.
+  /// Removes the file and frees the lock. A lock that is destroyed without release() is freed, but
+  /// its file remains. Errors: Io.
   Result<void> release() noexcept;
 
  private:

@@ -18,10 +18,10 @@ struct SwapName {
 std::string swap_file_name(std::uint64_t run_id, std::uint32_t rank);
 /// "artesian-rank0.lock"
 std::string lock_file_name(std::uint32_t rank);
-/// An empty file that says: this directory was made by a run; whoever leaves last removes it.
+/// An empty file that marks a directory as created by a run: the last run that leaves removes it.
 constexpr const char* made_marker_name = "artesian-made-directory";
 
-/// Returns what the name says, only if it is spelled exactly as above.
+/// Parses such a name; nothing unless it is spelled exactly as above.
 std::optional<SwapName> parse_swap_file_name(std::string_view name);
 std::optional<std::uint32_t> parse_lock_file_name(std::string_view name);
 

@@ -1,33 +1,33 @@
-// TierStore: the tiered storage manager. It knows every shard of this rank, where its home is, how
-// to move bytes between that home and a buffer, and whether what came back is what was written.
+// TierStore: the tiered storage manager. It knows every shard of this rank and its home, moves
+// bytes between that home and a buffer, and checks that the bytes read are those that were written.
 //
 // A shard is a contiguous byte range with one home tier, cut into blocks of `block_bytes`. Device
 // and host homes are plain memory (`memory`), allocated from the two pools; an nvme home is space
-// in swap files, moved by `read` and `write`: an extent of one, or stripes over those of several
-// paths (tiering/disk/stripe.h), whose transfers then have a part for each. Each block has an
-// out-of-band checksum (XXH3-64 seeded with run id, shard, block index and generation): `seal`
-// computes it from the bytes about to be written, `verify` compares it with bytes just read, both
-// while the block, or a part of it (`sum_to_seal`, `sum_to_verify`), is hot in cache, on whatever
-// thread casts or updates it. A block's generation grows with each seal, so a flipped, stale or
-// misplaced block is an error that names the shard, never a silently wrong weight.
+// in swap files, accessed by `read` and `write`: an extent of one file, or stripes over the files
+// of several paths (tiering/disk/stripe.h), whose transfers then have one part per path. Each block
+// has an out-of-band checksum (XXH3-64 seeded with run id, shard, block index and generation):
+// `seal` computes it from the bytes about to be written, `verify` compares it with bytes just read,
+// both while the block, or a part of it (`sum_to_seal`, `sum_to_verify`), is in the cache, on the
+// thread that casts or updates it. A block's generation grows with each seal, so a flipped, stale
+// or misplaced block is an error that names the shard, never a silently wrong weight.
 //
-// Note [Shadows]: a shard on nvme may have a second place, its shadow, so that what is written can
-// be taken back: from begin_shadow on it is written there, and still read where it was.
-// commit_shadow makes the one the other; drop_shadow leaves all as it was. Nothing is copied.
+// Note [Shadows]: a shard on nvme may have a second place, its shadow, so that writes can be rolled
+// back. From begin_shadow on, the shard is written to the shadow and still read from its old place.
+// commit_shadow swaps the two; drop_shadow discards what was written. Nothing is copied.
 //
-// Note [A disk that does not answer]: a wait that runs into its deadline returns Timeout, and from
-// then on waits return at once with what is there, until something comes back: a hung disk costs
-// one deadline, not one per transfer. The kernel may still write to the buffers of what is in
-// flight, so after `close` returned Timeout neither the store nor its pools, engine or transfers
-// may be destroyed: their owner gives them to keep_for_ever (base/keep_for_ever.h). The swap files
-// stay, and the next run reclaims them. A disk that hangs while it is measured (`open`,
-// `probe_disk`) is given up at once: open then returns Timeout and leaves its files open for ever;
-// so does close after such a probe_disk, each time. What the kernel may still write to is lost to
-// the pool, so that pools and engine may go then.
+// Note [A disk that does not answer]: a wait that reaches its deadline returns Timeout. From then
+// on waits return at once, until a transfer ends: a hung disk costs one deadline, not one per
+// transfer. The kernel may still write to the buffers in flight, so after `close` has returned
+// Timeout, the store, its pools, engine and transfers must not be destroyed: their owner passes
+// them to keep_for_ever (base/keep_for_ever.h). The swap files remain, and the next run reclaims
+// them. A disk that hangs while it is measured (`open`, `probe_disk`) is abandoned at once: open
+// then returns Timeout and leaves its files open for ever; after such a probe_disk, close does the
+// same, each time. Memory that the kernel may still write to is lost to the pool, so that pools and
+// engine may then be destroyed.
 //
 // Thread: all calls from the compute thread, except seal and verify, which any thread may call for
-// distinct blocks, and the sums, for any parts of blocks that nobody seals meanwhile. A read of a
-// shard with writes in flight is a caller's error (see `writing`).
+// distinct blocks, and the sums, for any parts of blocks that no thread seals meanwhile. Reading a
+// shard with writes in flight is a programmer error (see `writing`).
 #pragma once
 
 #include <cstdint>
@@ -59,18 +59,19 @@ struct ShardOptions {
   std::string name;  // for errors: "h.3 exp_avg", ...
   Tier home = Tier::Nvme;
   std::uint64_t bytes = 0;        // > 0, multiple of 4096
-  std::uint64_t block_bytes = 0;  // multiple of 4096; 1 MiB, or a whole matrix
+  std::uint64_t block_bytes = 0;  // multiple of 4096; usually 1 MiB, or a whole matrix
   std::uint32_t volume = 0;       // for Tier::Nvme: which of `volumes`
 };
 
 struct TierStoreOptions {
-  std::vector<std::string> directories;  // one swap file each; may be empty without nvme shards
-  /// Which directories a shard's bytes are divided over. Empty: each directory by itself.
+  std::vector<std::string> directories;  // one swap file each; may be empty if no shard is on nvme
+  /// The directories over which a shard's bytes are divided. Empty: each directory is a volume of
+  /// its own.
   std::vector<std::vector<std::uint32_t>> volumes{};
   /// The disk of each directory, for dividing volumes. Empty: disks are measured if a volume has
   /// several directories.
   std::vector<PathDisk> disks{};
-  std::uint64_t stripe_bytes = 1 << 20;  // the grain of that, cut to whole blocks
+  std::uint64_t stripe_bytes = 1 << 20;  // size of the stripes, cut to whole blocks
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   Verify verify = Verify::Full;
@@ -94,23 +95,23 @@ class TierStore {
                                                  pinned::Pool& device, pinned::Pool& host,
                                                  aio::Engine& engine, FileSystem& files) noexcept;
   ~TierStore();  // checks that close() was called
-  /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be asked again, and
-  /// no file was touched: a hung file system would block that for ever.
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which it may be called again. No
+  /// file was touched then, as a hung file system would block that for ever.
   Result<void> close() noexcept;
 
   /// Reserves space for `shards`, all on nvme, which get the next ids, and for a shadow of each of
   /// `shadowed`. This space is optional, so it takes at most half of the free bytes. Errors: Io,
   /// NoSpace, after which nothing has changed.
   Result<void> grow(std::vector<ShardOptions> shards, std::span<const ShardId> shadowed) noexcept;
-  /// How many shards there are: the next one's id.
+  /// The number of shards, which is the next one's id.
   std::size_t size() const noexcept;
 
   const ShardOptions& shard(ShardId id) const noexcept;
   /// First byte of a device- or host-homed shard: [shard.bytes]. Not for nvme homes.
   std::byte* memory(ShardId id) noexcept;
 
-  /// Starts moving `range` of an nvme-homed shard into `target` (size >= range.length). The
-  /// transfer is the caller's; finish it with `wait`, and `verify` each block before use.
+  /// Starts moving `range` of an nvme-homed shard into `target` (size >= range.length). The caller
+  /// owns the transfer, finishes it with `wait`, and verifies each block before use.
   void read(Transfer& transfer, ShardId id, ByteRange range, BufferLease target,
             aio::Priority priority) noexcept;
   /// Starts writing; `seal` each block of the range first. Whole blocks only (the shard's last
@@ -122,18 +123,19 @@ class TierStore {
   Result<void> wait(Transfer& transfer, ShardId id) noexcept;
   /// True if a write to this shard is still in flight.
   bool writing(ShardId id) const noexcept;
-  /// Sleeps until none is, and leaves the completions to their owners, who get the outcomes, too.
-  /// Errors: as wait.
+  /// Sleeps until no write to this shard is in flight. The completions stay with their owners, who
+  /// get the outcomes, too. Errors: as wait.
   Result<void> finish_writes(ShardId id) noexcept;
 
   /// Records the checksum and next generation of block `block` whose bytes are at `data`.
   void seal(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
-  /// Errors: Corrupt, naming shard, block, file and offset.
+  /// Compares a block with its checksum. Errors: Corrupt, naming shard, block, file and offset.
   Result<void> verify(ShardId id, std::uint64_t block, const std::byte* data) noexcept;
   /// Parts of a block begin and end at multiples of this, or end with the block.
   static constexpr std::uint64_t checksum_piece_bytes = BlockChecksums::piece_bytes;
-  /// seal and verify in parts: of bytes `part` of the block, which are at `data`. The sums of all
-  /// parts of the block are added up (they wrap). They are 0 where `options.verify` leaves it out.
+  /// Seal and verify in parts: for the bytes `part` of the block, which are at `data`. The caller
+  /// adds up the sums of all parts of the block (they wrap). The sums are 0 for blocks that
+  /// `options.verify` skips.
   std::uint64_t sum_to_seal(ShardId id, std::uint64_t block, ByteRange part,
                             const std::byte* data) const noexcept;
   std::uint64_t sum_to_verify(ShardId id, std::uint64_t block, ByteRange part,
@@ -141,7 +143,7 @@ class TierStore {
   void seal_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
   /// Errors: Corrupt, as verify.
   Result<void> verify_sum(ShardId id, std::uint64_t block, std::uint64_t sum) noexcept;
-  /// Note [Shadows]. From here on seals and writes are of the shadow.
+  /// From here on seals and writes go to the shadow: Note [Shadows].
   void begin_shadow(ShardId id) noexcept;
   /// Makes the shadow the shard's place; all blocks must have been sealed since begin_shadow.
   void commit_shadow(ShardId id) noexcept;
@@ -154,14 +156,14 @@ class TierStore {
   /// Returns the bytes that each directory has read and written so far.
   const std::vector<PathBytes>& path_bytes() const noexcept;
 
-  /// Returns what the disks of `volumes[volume]` do together. Measures those that are not known,
-  /// each in about half a second, or less, by writing and reading the start of its swap file; only
-  /// before the first write. `staging` lends up to 16 MiB for a moment. {0, 0} where no shard uses
-  /// a path. Errors: Exhausted, Io, NoSpace, Timeout.
+  /// Returns the combined speed of the disks of `volumes[volume]`. Measures the disks whose speed
+  /// is unknown, each in at most about half a second, by writing and reading the start of its swap
+  /// file; call it before the first write. `staging` lends up to 16 MiB for a moment. {0, 0} if no
+  /// shard uses a path. Errors: Exhausted, Io, NoSpace, Timeout.
   Result<DiskSpeed> probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept;
   /// The disk of each directory, as far as its speed is known.
   const std::vector<PathDisk>& disks() const noexcept;
-  /// How much of `volumes[volume]` each directory of it carries.
+  /// The share of `volumes[volume]` that each of its directories carries.
   std::vector<PathShare> shares(std::uint32_t volume) const;
 
  private:

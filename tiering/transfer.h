@@ -1,7 +1,7 @@
-// Transfer: one read or write of a shard's bytes, in flight or done: one completion for each part
-// of it that lies in a file, or an extent, of its own. The caller owns it, in one place from the
-// start until it is ready, and may use it again then. It holds the buffer; the parts borrow theirs
-// of it.
+// Transfer: one read or write of a shard's bytes, in flight or done, with one completion for each
+// part in a separate file or extent. The caller owns the transfer, must not move it from the start
+// until it is ready, and may then reuse it. The transfer holds the buffer; its parts use pieces of
+// it.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -26,7 +26,8 @@ class Transfer final : public BufferOwner {
   bool busy() const noexcept { return buffer_ || in_flight(); }
   /// True once every part is finished, successfully or not.
   bool ready() const noexcept;
-  /// Takes the buffer back; an empty lease where the kernel may still write to it. Only when ready.
+  /// Takes the buffer back; the lease is empty if the kernel may still write to the buffer. Only
+  /// when ready.
   BufferLease take_buffer() noexcept;
 
   void give_back(std::byte*, std::uint64_t) noexcept override {}
@@ -44,15 +45,15 @@ class Transfer final : public BufferOwner {
     return index == 0 ? first_ : *more_[index - 1];
   }
   void begin(aio::Operation operation, BufferLease buffer) noexcept;
-  /// The next part, and [offset, offset + length) of the buffer for it.
+  /// Returns the next part, for [offset, offset + length) of the buffer.
   Part& add_part(std::uint32_t path) noexcept;
   BufferLease lend(std::uint64_t offset, std::uint64_t length) noexcept;
 
   aio::Operation operation_ = aio::Operation::Read;
-  BufferLease buffer_;     // before the parts, which end first
+  BufferLease buffer_;     // declared before the parts, which are destroyed first
   std::size_t count_ = 0;  // parts in use
   Part first_;
-  std::vector<std::unique_ptr<Part>> more_;  // as many as it ever had: it is used over and over
+  std::vector<std::unique_ptr<Part>> more_;  // as many as were ever needed, for reuse
 };
 
 }  // namespace artesian::tiering

@@ -1,6 +1,6 @@
-// UnitSlots: what a policy of residency (zero3/plan/prefetcher.h) sees of the units' slots in
-// device memory: their states, and the moves between them. Residency makes the moves; DrySlots only
-// counts them, so that a plan comes from the very decisions that a run makes.
+// UnitSlots: the units' slots in device memory as a prefetch policy (zero3/plan/prefetcher.h) sees
+// them: their states and the transitions between them. Residency makes the transfers; DrySlots only
+// counts them, so that a plan is made by the same decisions as a run.
 #pragma once
 
 #include <cstddef>
@@ -29,15 +29,16 @@ class UnitSlots {
   virtual ~UnitSlots() = default;
   virtual SlotState state(std::uint32_t unit) const noexcept = 0;
   virtual bool pinned(std::uint32_t unit) const noexcept = 0;
-  /// Takes a slot for an Absent unit and starts its transfers. Errors: Exhausted when no free run
-  /// of device memory is long enough (evict and try again); nothing has changed then.
+  /// Takes a slot for an Absent unit and starts its transfers. Errors: Exhausted, with nothing
+  /// changed, if no free run of device memory is long enough (evict and try again).
   virtual Result<void> start(std::uint32_t unit, aio::Priority priority) noexcept = 0;
   /// Waits for the transfers of a Fetching unit, verifies and expands it, and pins it. A Live unit
   /// is only pinned. Errors: Io, Corrupt, Timeout.
   virtual Result<void> acquire(std::uint32_t unit) noexcept = 0;
-  /// Errors: Io (the device).
+  /// Unpins a unit. Errors: Io (the device).
   virtual Result<void> unpin(std::uint32_t unit) noexcept = 0;
-  /// Gives the slot of an unpinned unit back, waiting for transfers in flight. Errors: Timeout.
+  /// Frees the slot of an unpinned unit, after waiting for its transfers in flight. Errors:
+  /// Timeout.
   virtual Result<void> drop(std::uint32_t unit) noexcept = 0;
   /// Drops everything. Errors: Timeout; see Note [A disk that does not answer].
   virtual Result<void> clear() noexcept = 0;

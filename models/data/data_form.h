@@ -1,6 +1,6 @@
-// The form of the files of `--data`, told by their names and their bytes: token ids, text, or JSON
-// lines. What is none of these is refused by name, so that nobody trains on the bytes of an
-// archive. python/artesian_tokenize.py has the same rules.
+// Detects the format of the files of `--data` from their names and bytes: token ids, text, or JSON
+// lines. Other files are refused by name, so that nobody trains on the bytes of an archive.
+// python/artesian_tokenize.py has the same rules.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,20 @@ struct DataFile {
   std::uint64_t size = 0;  // bytes
 };
 
-/// The file, or every regular file below the folder, sorted by the parts of their paths, without
-/// what is hidden (names that begin with a dot, __MACOSX), which is logged. `.bin` is
-/// token ids, and alone; `.jsonl` and `.ndjson` are JSON lines, and so is any other file if
-/// `text_field` is given, or if its first two lines are objects with a string "text". Reads the
-/// beginning of each file, and of large ones samples. Errors: Io; Invalid (missing, a format that
-/// is not read, more than 3% of bytes that no text has).
+/// Returns the file, or every regular file below the folder, sorted by the components of their
+/// paths. Hidden files (names that begin with a dot, __MACOSX) are left out and logged. `.bin`
+/// means token ids, and must be a single file; `.jsonl` and `.ndjson` are JSON lines, and so is any
+/// other file if `text_field` is given, or if its first two lines are objects with a string "text".
+/// Reads the beginning of each file, and samples of large ones. Errors: Io; Invalid (missing file,
+/// unsupported format, more than 3% bytes that are not text).
 Result<std::vector<DataFile>> list_data(const std::string& path,
                                         const std::optional<std::string>& text_field = {});
 
-/// Invalid, "data: PATH: TEXT": the form of all errors about `--data`.
+/// Makes the error Invalid, "data: PATH: TEXT": the form of all errors about `--data`.
 Error data_error(const std::string& path, const std::string& text);
 
-/// Bytes that no UTF-8 text has: NUL, and those that are not UTF-8. The ends may cut a character.
+/// Counts bytes that cannot be UTF-8 text: NUL, and invalid sequences. Characters cut at the ends
+/// are accepted.
 std::uint64_t bad_text_bytes(const std::string& block) noexcept;
 
 }  // namespace artesian::models

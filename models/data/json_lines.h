@@ -1,4 +1,4 @@
-// JSON lines: a file with one object a line, of which one field is text.
+// JSON lines: a file with one object per line, of which one field is the text.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,14 @@
 
 namespace artesian::models {
 
-/// Returns the text of a line; nothing if it is not an object with a string of this name.
+/// Returns the text of a line; nothing if the line is not an object with a string field of this
+/// name.
 std::optional<std::string> json_line_text(std::string_view line, const std::string& field);
 
-/// True if the first two lines, as far as they are whole in this beginning of a file, are such.
+/// True if the first two complete lines in this beginning of a file are such objects.
 bool looks_like_json_lines(std::string_view head, const std::string& field);
 
-/// The texts of a file's lines, a line end after each, as a file without a name in the folder for
+/// The texts of a file's lines, a line end after each, in an unnamed file in the folder for
 /// temporary files. Errors: Io, NoSpace; Invalid, which names the line that has no text.
 Result<InputFile> text_of_json_lines(const std::string& path, const std::string& field);
 

@@ -6,17 +6,18 @@
 
 namespace artesian::models {
 
-/// Returns the Python to run: the one that ARTESIAN_PYTHON names, else that of the build
-/// environment, else python3 on PATH.
+/// Returns the Python to run: the one in ARTESIAN_PYTHON, else that of the build environment, else
+/// python3 on PATH.
 std::string script_python();
 
-/// The folder of the scripts: beside an installed program, else in the tree that it was built from.
+/// The folder of the scripts: beside an installed program, else in the source tree.
 std::string script_folder();
 
-/// Our environment, with the folder of the scripts at the end of PYTHONPATH.
+/// This process's environment, with the folder of the scripts appended to PYTHONPATH.
 std::vector<std::string> script_environment();
 
-/// The words as exec and spawn take them, with a null pointer at the end. They must outlive it.
+/// The words in the form that exec and spawn take, with a null pointer at the end. They must
+/// outlive it.
 std::vector<char*> pointers_to(std::vector<std::string>& words);
 
 }  // namespace artesian::models

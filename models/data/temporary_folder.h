@@ -10,7 +10,7 @@ namespace artesian::models {
 
 class TemporaryFolder {
  public:
-  /// In $TMPDIR, else /tmp. Errors: Io.
+  /// Creates it in $TMPDIR, else in /tmp. Errors: Io.
   static Result<TemporaryFolder> make();
   TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
   TemporaryFolder& operator=(TemporaryFolder&&) = delete;

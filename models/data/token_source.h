@@ -1,5 +1,5 @@
 // A stream of token ids on disk, read by position: a .bin file of ids, or text whose bytes are the
-// ids. Holds descriptors and sizes, never the data.
+// ids. Keeps only descriptors and sizes in memory.
 #pragma once
 
 #include <cstdint>
@@ -22,21 +22,21 @@ class TokenSource {
   virtual Result<void> read(std::uint64_t first, std::span<std::int64_t> target) noexcept = 0;
 };
 
-/// Who wrote a file of ids: a user may have written another width than is read.
+/// Who wrote a file of ids: a user may have used another width than expected.
 enum class IdsFrom : std::uint8_t { User, Tokenizer };
 
-/// Bytes of an id: 2 if vocab_size <= 65536, else 4.
+/// Bytes per id: 2 if vocab_size <= 65536, else 4.
 std::uint64_t id_width(std::int64_t vocab_size) noexcept;
 
-/// A file of little-endian ids of id_width(). Reads it through once, so that an id outside the
-/// vocabulary is found before training, and of a user's file that every second id is 0, as in one
-/// of wider ids. Errors: Io; Invalid.
+/// A file of little-endian ids of id_width(). Reads the whole file once, so that ids outside the
+/// vocabulary are found before training. In a user's file it also detects that every second id is
+/// 0, which means wider ids. Errors: Io; Invalid.
 Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path,
                                                      std::int64_t vocab_size,
                                                      IdsFrom from = IdsFrom::User);
 
-/// The bytes of files of text, one after the other; of JSON lines those of the field, each with a
-/// line end. Errors: Io, NoSpace; Invalid (a line without it).
+/// The bytes of text files, one after the other; for JSON lines the bytes of the field, each with a
+/// line end. Errors: Io, NoSpace; Invalid (a line without the field).
 Result<std::unique_ptr<TokenSource>> open_text_bytes(const std::vector<DataFile>& files,
                                                      const std::string& text_field = "text");
 

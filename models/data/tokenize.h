@@ -1,4 +1,4 @@
-// Text to token ids by the Python script artesian_tokenize, in a process of its own.
+// Converts text to token ids with the Python script artesian_tokenize, in a separate process.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,24 @@
 namespace artesian::models {
 
 struct TokenizeOptions {
-  std::vector<std::string> inputs;             // text files, JSON lines or folders: one stream
-  std::optional<std::string> text_field = {};  // all are JSON lines, with the text in this field
-  std::string tokenizer_file;                  // tokenizer.json
+  std::vector<std::string> inputs;  // text files, JSON lines or folders: one stream
+  std::optional<std::string> text_field =
+      {};                      // if set: all are JSON lines with the text in this field
+  std::string tokenizer_file;  // tokenizer.json
   std::int64_t vocab_size = 0;
-  std::function<bool()> stopped = {};                      // asked now and then: end it
-  std::function<void(const std::string& path)> made = {};  // the file, while it has a name
+  std::function<bool()> stopped = {};  // polled: whether to stop
+  std::function<void(const std::string& path)> made =
+      {};  // called with the file's path while it has a name
 };
 
-/// Runs `python3 -m artesian_tokenize` into a temporary file, which has no name any more when this
-/// returns: it goes with the source. The Python is what ARTESIAN_PYTHON names, else that of the
-/// environment that we were built with, else python3 on PATH. Progress lines are logged. The
-/// process ends with the thread that calls this, if that comes first.
-/// Errors: Invalid, with what the script said last; Cancelled by SIGINT, or as `stopped` said.
+/// Runs `python3 -m artesian_tokenize` with a temporary output file, which is unlinked when this
+/// returns and freed with the source. The Python is the one in ARTESIAN_PYTHON, else that of the
+/// build environment, else python3 on PATH. Progress lines are logged. The process is killed if the
+/// calling thread ends first. Errors: Invalid, with the script's last output; Cancelled by SIGINT
+/// or `stopped`.
 Result<std::unique_ptr<TokenSource>> tokenize_text(const TokenizeOptions& options);
 
-/// The script's file: what tokens depend on beside text and tokenizer.
+/// The script's file, on whose content the tokens depend, too.
 std::string tokenize_script();
 
 }  // namespace artesian::models

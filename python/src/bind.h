@@ -1,4 +1,4 @@
-// What the module's files add to it.
+// Functions with which each source file adds its part to the Python module.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

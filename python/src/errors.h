@@ -1,4 +1,4 @@
-// Results become exceptions: artesian.Error and its subclasses, one for each code.
+// Converts Results to exceptions: artesian.Error and its subclasses, one for each code.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -10,17 +10,17 @@
 
 namespace artesian::python {
 
-/// Raises the exception of the error's code (python/artesian/errors.py). Needs the GIL.
+/// Raises the exception for the error's code (python/artesian/errors.py). Needs the GIL.
 [[noreturn]] void raise(const Error& error);
 
-/// The value, or its exception. Needs the GIL.
+/// Returns the value, or raises its exception. Needs the GIL.
 template <typename T>
 T value_or_raise(Result<T> result) {
   if (!result.has_value()) raise(result.error());
   if constexpr (!std::is_void_v<T>) return std::move(result).value();
 }
 
-/// The same of a call that may wait for the disk, and so runs without the GIL.
+/// The same for a call that may wait for the disk, and so runs without the GIL.
 template <typename Call>
 auto without_gil(Call&& call) {
   auto result = [&] {

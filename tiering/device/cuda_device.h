@@ -1,15 +1,16 @@
 // CudaDevice: the device tier in a GPU's memory. One cudaMalloc holds the arena, beside LibTorch's
-// allocator. Compute is a stream of the caller's (LibTorch's current one); ToDevice and ToHost are
-// streams of their own, so both directions of the bus and the kernels go on at once. Fences are
-// events; they are few, and reused once they have passed.
+// allocator. Compute is the caller's stream (LibTorch's current one). ToDevice and ToHost are
+// streams of their own, so that both directions of the bus and the kernels run at the same time.
+// Fences are events, few of them, reused once they have passed.
 //
-// Host memory is page-locked in pieces: one call for 512 GiB fails on some drivers, others refuse
-// less. CUDA copies nothing that lies in two of them, so a copy is cut where they meet; and it
-// page-locks nothing twice, so what lies in one of them is left out.
+// Host memory is page-locked in pieces, because one call for 512 GiB fails on some drivers, and
+// others refuse less. CUDA cannot copy a range that spans two pieces, so copies are cut at their
+// boundaries. It also refuses to page-lock memory twice, so ranges within existing pieces are
+// skipped.
 //
-// What gives memory back (the destructor, the arena's, unregister_host) first waits until the
-// device is idle. Where it does not answer in wait_seconds, the memory stays for as long as the
-// process: the device may still write there, and cudaFree might wait for it without end.
+// Functions that free memory (the destructor, the arena's destructor, unregister_host) first wait
+// until the device is idle. If it does not answer within wait_seconds, the memory is kept until the
+// process ends: the device may still write there, and cudaFree might wait for it without end.
 //
 // Plain C++: needs the CUDA toolkit, not nvcc. Built only where there is one.
 #pragma once
@@ -30,10 +31,10 @@ namespace artesian::tiering {
 
 class CudaDevice final : public Device {
  public:
-  /// Checks that GPU `index` is there. Errors: Unsupported: no driver or one that is too old, no
-  /// GPU or one that is too old; Invalid: no such index; all say what to do.
+  /// Checks that GPU `index` can be used. Errors: Unsupported: no driver or GPU, or one that is too
+  /// old; Invalid: no such index. All messages say what to do.
   static Result<void> check(int index);
-  /// Free bytes of its memory. Errors: as check; Io.
+  /// Free bytes of the GPU's memory. Errors: as check; Io.
   static Result<std::uint64_t> free_memory(int index);
   /// `compute` must outlive the device; it may be the default stream. Errors: as check; Io.
   static Result<std::unique_ptr<CudaDevice>> open(int index, cudaStream_t compute);
@@ -73,11 +74,11 @@ class CudaDevice final : public Device {
     cudaEvent_t event;
     std::uint64_t recorded_ns;
   };
-  struct QueueState {  // one queue
+  struct QueueState {  // state of one queue
     cudaStream_t stream = nullptr;
     std::uint64_t recorded = 0;    // sequence of the last fence
     std::uint64_t passed = 0;      // number of the last fence known to have passed
-    std::deque<Recorded> pending;  // recorded fences after it
+    std::deque<Recorded> pending;  // fences recorded after `passed`
   };
   explicit CudaDevice(int index) noexcept : index_(index) {}
   QueueState& queue_state(Queue queue) noexcept {
@@ -108,7 +109,7 @@ class CudaDevice final : public Device {
   std::vector<std::span<std::byte>> registered_;  // pieces of host memory, by address
   std::uint32_t* not_finite_ = nullptr;           // flag of kernels that met an inf or NaN
   cudaError_t failure_ = cudaSuccess;             // first error of an event: all later calls fail
-  bool silent_ = false;                           // the last wait came to its deadline
+  bool silent_ = false;                           // the last wait reached its deadline
 };
 
 }  // namespace artesian::tiering

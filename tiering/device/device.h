@@ -1,22 +1,22 @@
-// Device: a device backend. The device tier is one arena of its memory; bytes move between it and
-// host memory by copies that the device does by itself, in the order of three queues:
+// Device: a device backend. The device tier is one arena of its memory; the device itself copies
+// bytes between the arena and host memory, in the order of three queues:
 //
 //   Compute   what the model computes (on CUDA: LibTorch's current stream), and kernels on state
 //   ToDevice  copies from host memory, and kernels on what they bring
 //   ToHost    copies to host memory
 //
-// Within a queue, order is as enqueued; between queues there is none, but what fences make:
-// `record` marks a place in a queue, `wait` holds another queue back until the first has passed it,
-// `finish` holds the caller back. Calls that enqueue do not wait. Memory that an enqueued copy or
-// kernel reads or writes belongs to it until its queue has passed: who reuses it sooner, or reads a
-// target sooner, gets wrong bytes on a real device. tests/support/separate_device.h is a device
-// without a GPU that makes every such mistake show.
+// Work in a queue runs in the order in which it was enqueued. Only fences order work of different
+// queues: `record` marks a place in a queue, `wait` holds another queue back until the first has
+// passed that place, and `finish` holds the caller back. Calls that enqueue do not wait. Memory
+// that an enqueued copy or kernel uses belongs to it until its queue has passed it; reusing the
+// memory or reading a target sooner gives wrong bytes on a real device.
+// tests/support/separate_device.h is a device without a GPU that reveals such mistakes.
 //
 // A device whose memory is host-accessible (HostDevice) is used in place: callers alias and write
 // its memory directly, and need no copies.
 //
-// Thread: one, the compute thread. Errors of an enqueued operation may come back from any later
-// call: Io, as the device has failed then.
+// Thread: one, the compute thread. Any later call may return the error (Io) of an enqueued
+// operation, as the device has failed then.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ namespace artesian::tiering {
 enum class Queue : std::uint8_t { Compute, ToDevice, ToHost };
 constexpr std::size_t queue_count = 3;
 
-/// A place in a queue: all that was enqueued before it. The default fence has always passed.
+/// A place in a queue, after everything enqueued so far. The default fence has always passed.
 struct DeviceFence {
   Queue queue = Queue::Compute;
   std::uint64_t sequence = 0;
@@ -55,29 +55,31 @@ class Device {
 
   /// "cpu", "cuda:0".
   virtual std::string name() const = 0;
-  /// True if this process may read and write the arena as any memory.
+  /// True if this process may read and write the arena like other memory.
   virtual bool host_accessible() const noexcept = 0;
-  /// The NUMA node that it hangs on, if that is known and it has memory of its own.
+  /// The NUMA node that the device is attached to, if it is known and the device has memory of its
+  /// own.
   virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
 
   /// The device tier's memory, `bytes` rounded up to 4096, as a pool; the device must outlive it.
-  /// Errors: Exhausted, naming artesian.device_memory, the bytes asked and the bytes free.
+  /// Errors: Exhausted, whose message names artesian.device_memory, the requested and the free
+  /// bytes.
   virtual Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) = 0;
-  /// Page-locks host memory for the device, so that copies of it run by themselves; what is so
-  /// already stays as it is. Unregister it before it is unmapped, also after an error, which may
-  /// come in the middle of the range. Errors: Io, Exhausted; copies of the rest work, but hold the
-  /// caller back until they are done.
+  /// Page-locks host memory for the device, so that its copies run asynchronously; memory that is
+  /// locked already is left as it is. Unregister the range before it is unmapped, also after an
+  /// error, which may leave a part of it locked. Errors: Io, Exhausted; copies of memory that is
+  /// not locked work, but the caller waits for them.
   virtual Result<void> register_host(std::span<std::byte> range) = 0;
-  /// Ends that for all that lies in the range; nothing of it may reach beyond.
+  /// Undoes register_host for everything within the range; no registered piece may reach beyond it.
   virtual void unregister_host(std::span<std::byte> range) noexcept = 0;
 
-  /// Copies, in the queue of that name. Errors: Io.
+  /// Copy in the queue of that name. Errors: Io.
   virtual Result<void> copy_to_device(std::byte* target, const std::byte* source,
                                       std::uint64_t bytes) = 0;
   virtual Result<void> copy_to_host(std::byte* target, const std::byte* source,
                                     std::uint64_t bytes) = 0;
 
-  /// Kernels on device memory, with the bits of their namesakes in kernels/. Errors: Io.
+  /// Kernels on device memory, with the same bits as those of this name in kernels/. Errors: Io.
   virtual Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) = 0;
   virtual Result<void> expand(Queue queue, const std::byte* source, DType source_dtype,
                               float* target, std::uint64_t count) = 0;
@@ -87,22 +89,22 @@ class Device {
   /// leaf_sums: device memory.
   virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
                                    std::uint64_t count, double* leaf_sums) = 0;
-  /// Steps pieces of the same dtypes, with whole master weights or all with split ones. They do not
-  /// overlap.
+  /// Updates pieces of the same dtypes, all with whole or all with split master weights. They must
+  /// not overlap.
   virtual Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
                                     const kernels::UpdateStep& step) = 0;
 
-  /// The present end of a queue.
+  /// Returns a fence at the present end of a queue.
   virtual Result<DeviceFence> record(Queue queue) = 0;
   /// Makes work enqueued in `queue` from here on wait for the fence.
   virtual Result<void> wait(Queue queue, DeviceFence fence) = 0;
-  /// True if the fence has passed, or the device has failed, which finish() reports.
+  /// True if the fence has passed, or if the device has failed; finish() then reports the failure.
   virtual bool ready(DeviceFence fence) noexcept = 0;
   /// Waits for the fence. Errors: Timeout, after wait_seconds; Io.
   virtual Result<void> finish(DeviceFence fence) noexcept = 0;
 
-  /// Around what computes in the queue Compute without being enqueued here (LibTorch): only between
-  /// the two may the model's tensors be touched.
+  /// Called around computing in the queue Compute that is not enqueued here (LibTorch): the model's
+  /// tensors may be accessed only between the two calls.
   virtual void begin_compute() noexcept {}
   virtual void end_compute() noexcept {}
 
@@ -117,16 +119,17 @@ class Device {
     wait_seconds_ = seconds;
   }
   double wait_seconds() const noexcept { return wait_seconds_; }
-  /// What the host does again and again while finish() waits, but for what waits within it. It may
-  /// enqueue, and must not wait; its errors show elsewhere. Null: nothing.
+  /// Sets a function that finish() calls repeatedly while it waits, except for waits made by the
+  /// function itself. The function may enqueue but must not wait; its errors must be reported
+  /// elsewhere. Null: none.
   void set_meanwhile(std::function<void()> work) noexcept { meanwhile_ = std::move(work); }
   /// Bytes given to the two copies since creation.
   std::uint64_t bytes_to_device() const noexcept { return bytes_to_device_; }
   std::uint64_t bytes_to_host() const noexcept { return bytes_to_host_; }
 
  protected:
-  /// Check an enqueued operation for any device: memory exists and is aligned to its elements, and
-  /// a copy's source and target do not overlap.
+  /// Check an enqueued operation, for any device: its memory exists and is aligned to its elements,
+  /// and the source and target of a copy do not overlap.
   static void check_copy(const std::byte* target, const std::byte* source,
                          std::uint64_t bytes) noexcept;
   static void check_expand(const std::byte* source, DType source_dtype,
@@ -141,7 +144,7 @@ class Device {
 
   std::uint64_t bytes_to_device_ = 0;
   std::uint64_t bytes_to_host_ = 0;
-  bool joining_ = false;  // within join_queues
+  bool joining_ = false;  // inside join_queues
 
  private:
   double wait_seconds_ = 60.0;

@@ -1,5 +1,5 @@
-// HostDevice: the device tier in RAM, for computing on the CPU. Everything enqueued is done when
-// the call returns, so its fences have always passed.
+// HostDevice: the device tier in RAM, for computing on the CPU. Each call does its work before it
+// returns, so all fences have passed.
 #pragma once
 
 #include "tiering/device/device.h"
@@ -34,7 +34,7 @@ class HostDevice final : public Device {
   Result<void> finish(DeviceFence) noexcept override { return {}; }
 };
 
-/// One for the process: it has no state but its counters.
+/// The process's only HostDevice: it has no state but its counters.
 HostDevice& host_device();
 
 }  // namespace artesian::tiering

@@ -6,17 +6,17 @@
 namespace artesian::tiering {
 
 struct DiskFacts {
-  std::string file_system;  // "ext4"; empty where the kernel does not tell
-  std::string device;       // "259:2", or the name of the disk where the kernel tells it
-  std::string warning;      // why figures of this file system mislead, or empty
+  std::string file_system;  // "ext4"; empty if the kernel does not tell
+  std::string device;       // "259:2", or the disk's name if the kernel tells it
+  std::string warning;      // why measured rates on this file system mislead, or empty
 };
 
 DiskFacts disk_facts(const std::string& directory);
 
-/// By the kernel's name of the disk.
+/// Returns the warning for the disk with this kernel name.
 std::string device_warning(const std::string& name);
 
-/// By the kernel's name of the file system.
+/// Returns the warning for the file system with this kernel name.
 std::string file_system_warning(const std::string& type);
 
 }  // namespace artesian::tiering

@@ -1,9 +1,9 @@
-// What one disk of this machine can do, as `aio_bench tune` measured it and a planner reads it. A
-// small JSON file per disk; docs/io.md describes the format. Parsing and printing are pure.
+// What one disk of this machine can do, as measured by `aio_bench tune` and read by a planner: one
+// small JSON file per disk, whose format docs/io.md describes. Parsing and printing are pure.
 //
-// Note [Profile file]: it lies under $XDG_CACHE_HOME/artesian, else ~/.cache/artesian, and its name
-// is the file system's id (statfs), or the device number where that is 0: the same for every folder
-// of one file system, and after a reboot.
+// Note [Profile file]: the file lies in $XDG_CACHE_HOME/artesian, else ~/.cache/artesian. Its name
+// is the file system's id (statfs), or the device number if the id is 0. So all folders of one file
+// system share it, also after a reboot.
 #pragma once
 
 #include <cstdint>
@@ -31,50 +31,49 @@ struct MachineProfile {
   std::string path;               // the folder that was measured
   std::string file_system;        // "ext4"
   std::string measured_at;        // UTC, "2026-01-31T12:00:00Z"
-  bool direct = true;             // past the page cache
-  bool duplex = false;            // reads and writes at once do not slow each other
+  bool direct = true;             // with direct I/O, past the page cache
+  bool duplex = false;            // simultaneous reads and writes do not slow each other down
   std::uint64_t queue_depth = 0;  // blocks in flight per thread, for all rates
   std::uint64_t threads = 0;
   std::string engine;  // "io_uring"
-  /// Says what the measurements went over and how long they were to take; 0 in profiles of before
-  /// they were kept.
-  std::uint64_t size = 0;  // bytes, of this folder's file
+  /// Size of the measured file and planned duration; 0 in older profiles.
+  std::uint64_t size = 0;  // bytes of the measured file
   double budget_seconds = 0;
-  /// The settings that moved most. None in profiles of before they were kept.
+  /// The settings with the highest throughput. Missing in older profiles.
   std::optional<aio::EngineOptions> best{};
   std::vector<Rate> rates;
 
   /// True if this new profile may replace `saved`: it measured at least as many bytes for as long.
-  /// A saved profile without these figures is taken to have tune's defaults.
+  /// A saved profile without these figures is assumed to have tune's defaults.
   bool may_replace(const MachineProfile& saved) const noexcept;
   /// Speed of reads alone and of writes alone, at the nearest block size; 0 where missing.
   DiskSpeed speed(std::uint64_t block_size) const;
 };
 
-/// "block_size 256 KiB, queue_depth 64", and whatever else of them is not as by default.
+/// "block_size 256 KiB, queue_depth 64", and all other settings that differ from the default.
 std::string describe(const aio::EngineOptions& settings);
 
-/// As a config's aio section has them.
+/// The settings as a config's aio section.
 nlohmann::ordered_json aio_section(const aio::EngineOptions& settings);
 
 std::string print_machine_profile(const MachineProfile& profile);
 
-/// Unknown fields are ignored. Errors: Invalid (no JSON, not this format, a wrong or missing
-/// field), Unsupported (a later version).
+/// Parses a profile; unknown fields are ignored. Errors: Invalid (no JSON, not this format, a wrong
+/// or missing field), Unsupported (a later version).
 Result<MachineProfile> parse_machine_profile(std::string_view text, const std::string& path);
 
-/// True if a disk is duplex, by GB/s of reads alone, writes alone and half of each at once: nearer
-/// to both at once without loss than to taking turns.
+/// True if a disk is duplex, judged by GB/s of reads alone, writes alone and half of each at once:
+/// the mixed rate is nearer to the sum of both than to their alternation.
 bool is_duplex(double read, double write, double mixed) noexcept;
 
-/// Returns where the profile of the disk below a folder lies: see Note [Profile file]. Errors: Io
+/// Returns the path of the profile of the disk below a folder: see Note [Profile file]. Errors: Io
 /// (no such folder), Invalid (neither XDG_CACHE_HOME nor HOME is an absolute path).
 Result<std::string> machine_profile_path(const std::string& directory);
 
-/// Replaces the file as a whole; makes its folder. Errors: Io, NoSpace.
+/// Replaces the file atomically; creates its folder. Errors: Io, NoSpace.
 Result<void> save_machine_profile(const std::string& path, const MachineProfile& profile);
 
-/// Errors: Io (ENOENT if there is no profile), and those of parse_machine_profile.
+/// Reads a profile. Errors: Io (ENOENT if there is no profile), and those of parse_machine_profile.
 Result<MachineProfile> load_machine_profile(const std::string& path);
 
 }  // namespace artesian::tiering

@@ -1,11 +1,10 @@
-// Striping: which file holds which bytes of a shard, where its home is divided over several paths.
+// Striping: which file holds which bytes of a shard whose home is divided over several paths.
 //
-// A volume is a list of paths. A shard is cut into stripes of whole checksum blocks, and each
-// stripe goes to the path of its shard's volume that would have the least to do for its speed: with
-// equal weights one after the other, else in proportion, within a stripe of it at any place. Space
-// in each file is given out in this order, so whoever goes through shards in order goes through
-// each file in order. Pure: same shards and weights, same places. Nothing but places depends on the
-// weights.
+// A volume is a list of paths. A shard is cut into stripes of whole checksum blocks. Each stripe
+// goes to the path of its volume with the least work for its speed: with equal weights the paths
+// take turns; otherwise in proportion, where a stripe may be cut at any block. Space in each file
+// is given out in this order, so that a pass over the shards in order reads each file in order.
+// Pure: the same shards and weights give the same places. Only the places depend on the weights.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +13,16 @@
 
 namespace artesian::tiering {
 
-/// Every range of a swap file is a multiple of it.
+/// All ranges of a swap file are multiples of this.
 inline constexpr std::uint64_t sector_size = 4096;
 
 struct DiskSpeed {
-  double read_bytes_per_s = 0;  // 0: not known
+  double read_bytes_per_s = 0;  // 0 if unknown
   double write_bytes_per_s = 0;
 };
 
-/// Bytes of a shard from `begin` to the next segment's, or the shard's end, which lie together.
+/// The bytes of a shard from `begin` to the next segment's `begin`, or to the shard's end. They are
+/// contiguous in one file.
 struct Segment {
   std::uint64_t begin = 0;
   std::uint32_t path = 0;
@@ -30,13 +30,13 @@ struct Segment {
 };
 
 struct Volume {
-  std::vector<std::uint32_t> paths;  // each once
+  std::vector<std::uint32_t> paths;  // no path twice
   std::vector<double> weights{};     // weight of each path, > 0
 };
 
 struct StripingOptions {
   std::vector<Volume> volumes;
-  std::uint32_t paths = 0;               // number of paths of all volumes
+  std::uint32_t paths = 0;               // number of paths in all volumes together
   std::uint64_t stripe_bytes = 1 << 20;  // cut to whole blocks, at least one
 };
 
@@ -52,7 +52,8 @@ class Striping {
  private:
   const StripingOptions options_;
   std::vector<std::uint64_t> payloads_;
-  std::vector<std::vector<std::uint64_t>> given_;  // bytes given out, by volume and place in it
+  std::vector<std::vector<std::uint64_t>>
+      given_;  // bytes given out, by volume and by the path's index in it
 };
 
 /// One path's disk. Paths with one `device` share it.
@@ -73,12 +74,12 @@ struct PathBytes {
   std::uint64_t written = 0;
 };
 
-/// Returns what each path is to carry of what all do, for moving as much in as out: 1 for the most.
-/// All 1 where a speed is not known, or where the slowest disk is within a tenth of the fastest.
+/// Returns each path's weight, for equal amounts of reading and writing: 1 for the fastest path.
+/// All are 1 if a speed is unknown, or if the slowest disk is within a tenth of the fastest.
 std::vector<double> stripe_weights(std::span<const PathDisk> paths);
 
-/// Returns what the paths do together while each carries its share, so that the last is done when
-/// the others are. {0, 0} where a speed is not known.
+/// Returns the combined speed of the paths while each carries its share, so that all finish
+/// together. {0, 0} if a speed is unknown.
 DiskSpeed striped_speed(std::span<const PathDisk> paths, std::span<const double> weights);
 
 }  // namespace artesian::tiering

@@ -1,14 +1,14 @@
-// The bytes that aio_bench moves, so that every block read can be told right from wrong.
+// The bytes that aio_bench moves, with which every block read can be verified.
 //
-// The first word of each 4096-byte sector says where it comes from. Once in a quarter of a block,
-// and at most once in 256 KiB, that is a stamp of (offset in the file, pass), which no other write
-// has: it is made before each write. In all other sectors it is a mark of (buffer, position in it),
-// made before the clock starts and anew for each later pass over the file: a stamp in every sector
-// of every write took more of the CPU's time than the write itself, and one in every 256 KiB of a
-// block of 8 MiB still an eighth of it. So stale data differ in every sector, as do those of a
-// block that another buffer has written; two blocks of one buffer and pass differ in their stamps
-// alone. What is written back keeps the marks that were read, and differs from those in its stamps.
-// The rest of a block depends on the position in the block, so that a buffer is filled once.
+// The first word of each 4096-byte sector identifies its origin. Once in a quarter of a block, and
+// at most once in 256 KiB, the word is a stamp of (offset in the file, pass), unique to each write
+// and set before it. In all other sectors the word is a mark of (buffer, position in it), set
+// before the clock starts and again for each later pass over the file. Stamping every sector of
+// every write took more CPU time than the write itself; one stamp per 256 KiB in a block of 8 MiB
+// still took an eighth of it. So stale data differ in every sector, as do blocks written by another
+// buffer; two blocks of one buffer and pass differ only in their stamps. Blocks written back keep
+// the marks that were read and get new stamps. The rest of a block depends only on the position in
+// the block, so that each buffer is filled once.
 #pragma once
 
 #include <algorithm>
@@ -35,33 +35,34 @@ class Pattern {
     }
   }
 
-  /// Fills a buffer of at most a block, without stamps.
+  /// Fills a buffer of at most one block, without stamps.
   void fill(std::span<std::byte> block) const noexcept {
     std::memcpy(block.data(), body_.data(), block.size());
   }
-  /// In every sector. `buffer` is a number that no other buffer has, nor this one before.
+  /// Sets the mark in every sector. `buffer`: a number not used for any other buffer, nor for this
+  /// one before.
   static void mark(std::span<std::byte> block, std::uint32_t buffer) noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sector) {
       store(block.data() + at, mark_of(at, buffer));
     }
   }
-  /// In place of the mark of each sample's first sector.
+  /// Sets the stamp in place of the mark in each sample's first sector.
   void stamp(std::span<std::byte> block, std::uint64_t offset, std::uint32_t pass) const noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sample_) {
       store(block.data() + at, stamp_of(offset + at, pass));
     }
   }
 
-  /// True if one of the samples is right, another one from pass to pass and from block to block:
-  /// cheap enough for a timed run. Each look is at a line of memory that the transfer itself never
-  /// touches: at one in 64 KiB they were a seventh of the CPU time of direct reads.
+  /// True if one of the samples is right; each pass and block checks a different one. This is cheap
+  /// enough for a timed run. Each check reads a cache line that the transfer itself does not use:
+  /// one check per 64 KiB took a seventh of the CPU time of direct reads.
   bool spot(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
             std::uint64_t choice) const noexcept {
     const std::uint64_t samples = round_up(block.size(), sample_) / sample_;
     const std::uint64_t at = choice % samples * sample_;
     return load(block.data() + at) == stamp_of(offset + at, pass);
   }
-  /// True if every byte is right: stamped so, in a buffer marked so.
+  /// True if every byte is right, for a block with this stamp from a buffer with this mark.
   bool whole(std::span<const std::byte> block, std::uint64_t offset, std::uint32_t pass,
              std::uint32_t buffer) const noexcept {
     for (std::uint64_t at = 0; at < block.size(); at += sector) {
@@ -88,7 +89,7 @@ class Pattern {
     return mix(offset ^ mix(pass));
   }
   static std::uint64_t mark_of(std::uint64_t at, std::uint32_t buffer) noexcept {
-    return mix(at ^ mix(~std::uint64_t{buffer}));  // mixes in numbers that no pass has
+    return mix(at ^ mix(~std::uint64_t{buffer}));  // mixes in numbers that no pass uses
   }
   static void store(std::byte* target, std::uint64_t word) noexcept {
     std::memcpy(target, &word, sizeof word);
@@ -100,7 +101,7 @@ class Pattern {
   }
 
   std::vector<std::byte> body_;
-  const std::uint64_t sample_;  // bytes from stamp to stamp
+  const std::uint64_t sample_;  // bytes between stamps
 };
 
 }  // namespace artesian::bench

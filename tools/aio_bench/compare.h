@@ -1,5 +1,5 @@
-// `aio_bench compare`: our engine beside fio, on the same file system, with the same blocks, depth
-// and memory, in turn.
+// `aio_bench compare`: our engine and fio in turn, on the same file system, with the same blocks,
+// depth and memory.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,7 @@
 namespace artesian::bench {
 
 void add_compare_flags(CLI::App& command);
-/// Returns the exit code.
+/// Runs the command. Returns the exit code.
 int compare_command(const CLI::App& command);
 
 }  // namespace artesian::bench

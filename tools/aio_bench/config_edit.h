@@ -1,5 +1,5 @@
-// Puts the settings that `aio_bench tune` found into a training config, as text: nothing else of
-// the file changes, not its order, its layout or its comments.
+// Puts the settings found by `aio_bench tune` into a training config, as text: order, layout and
+// comments of the rest do not change.
 #pragma once
 
 #include <string>
@@ -11,44 +11,45 @@
 
 namespace artesian::bench {
 
-/// {"aio": {...}} as a config takes it, on several lines; with "artesian": {"engine": ...} where
-/// the settings are those of another engine than `automatic`, which is what "auto" stands for here,
-/// or of one that polls.
+/// Returns the config text {"aio": {...}}, on several lines. It includes "artesian": {"engine":
+/// ...} if the settings are for another engine than `automatic`, the one that "auto" selects here,
+/// or for polling.
 std::string print_settings(const Settings& settings, aio::EngineKind automatic);
 
-/// The config's text with these settings: in its `aio` section, which gets its one form, else in a
-/// new one at the end. artesian.engine and artesian.polling are written only where
-/// the config would else run with others. `path` is for messages. Errors: Invalid, where the config
-/// does not parse, or is no object.
+/// Returns the config's text with these settings: in its `aio` section, rewritten to the form that
+/// DeepSpeed reads, or else in a new section at the end. artesian.engine and artesian.polling are
+/// written only if the config would otherwise use others. `path` is for messages. Errors: Invalid
+/// (the config does not parse, or is not an object).
 Result<std::string> with_settings(std::string_view text, const std::string& path,
                                   const Settings& settings, aio::EngineKind automatic);
 
-/// A config whose `aio` section has the one form that DeepSpeed reads, and what that took away.
+/// A config whose `aio` section has the one form that DeepSpeed reads, and the keys removed for
+/// that.
 struct OneForm {
   std::string text;
-  std::vector<std::string> removed;  // keys, as paths
+  std::vector<std::string> removed;  // paths of keys
 };
 
-/// The config's text with its `aio` section at top level, and in it intra_op_parallelism alone in
-/// place of thread_count and num_threads, which DeepSpeed ignores. Errors: as with_settings.
+/// Returns the config's text with its `aio` section at top level, where intra_op_parallelism
+/// replaces thread_count and num_threads, which DeepSpeed ignores. Errors: as with_settings.
 Result<OneForm> in_one_form(std::string_view text, const std::string& path);
 
-/// Checks that a config that is there has nothing that print_settings would not write: whoever
-/// writes over it loses nothing else. Errors: Invalid (with the key that would be lost, or why the
-/// text is no config), Io.
+/// Checks that an existing config contains only keys that print_settings writes, so that
+/// overwriting it loses nothing else. Errors: Invalid (naming the key that would be lost, or why
+/// the text is not a config), Io.
 Result<void> check_settings_alone(const std::string& path);
-/// The same of its text. `path` is for messages.
+/// As above, for the config's text. `path` is for messages.
 Result<void> check_settings_alone(std::string_view text, const std::string& path);
 
-/// Checks what can be known of apply_settings before there are settings: the config can be read and
-/// edited, and files can be made beside it (one is, and removed). Errors: Invalid, Io, NoSpace.
+/// Checks in advance whether apply_settings can work: the config can be read and edited, and a file
+/// can be created beside it (one is created and removed). Errors: Invalid, Io, NoSpace.
 Result<void> check_apply_settings(const std::string& path);
 
-/// Does so to the file, which is replaced as a whole and keeps its permissions, and its owner where
-/// this user may give files away (else one warning); returns where the copy of what it was lies:
-/// beside it, .bak, or .bak.1 and so on where that is taken. A link stays one: what it leads to is
-/// edited. A file that cannot be replaced, such as one that is mounted by itself into a container,
-/// is written over once the copy is on the disk. Errors: Invalid, Io, NoSpace.
+/// Applies the settings to the file, which is replaced atomically. It keeps its permissions, and
+/// its owner if this user may change owners (else one warning). Returns the path of a backup of the
+/// old file: beside it, .bak, or .bak.1 and so on if that exists. If the path is a symbolic link,
+/// its target is edited. A file that cannot be replaced, such as a single file mounted into a
+/// container, is overwritten once the backup is on the disk. Errors: Invalid, Io, NoSpace.
 Result<std::string> apply_settings(const std::string& path, const Settings& settings,
                                    aio::EngineKind automatic);
 

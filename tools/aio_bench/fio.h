@@ -1,4 +1,4 @@
-// fio as a measuring program: started, waited for and read, so that aio_bench can compare.
+// Runs fio as a measuring program and reads its results, for comparisons with aio_bench.
 #pragma once
 
 #include <atomic>
@@ -13,15 +13,16 @@
 namespace artesian::bench {
 
 struct FioJob {
-  int descriptor = -1;     // descriptor of the file, which needs no name
-  std::uint64_t size = 0;  // bytes of it
+  int descriptor = -1;     // descriptor of the file, which may be unnamed
+  std::uint64_t size = 0;  // bytes of the file
   Access access = Access::Read;
   std::uint64_t block_size = 0;
   std::uint32_t queue_depth = 0;
   const char* engine = "io_uring";
   bool direct = true;
-  bool huge_pages = false;    // --mem=mmaphuge; else plain memory
-  bool fixed_buffers = true;  // registered with io_uring, which the memlock limit may refuse
+  bool huge_pages = false;  // --mem=mmaphuge; else plain memory
+  bool fixed_buffers =
+      true;  // buffers registered with io_uring, which the memlock limit may refuse
   std::uint64_t seconds = 0;  // 0: one pass over the file
 };
 
@@ -33,15 +34,16 @@ struct FioResult {
   double latency_us_p99 = 0;
 };
 
-/// "fio-3.33". Errors: Unsupported (not installed, does not run).
+/// Returns the version, such as "fio-3.33". Errors: Unsupported (not installed, or does not run).
 Result<std::string> fio_version(const std::atomic<int>& stop);
 
 std::vector<std::string> fio_arguments(const FioJob& job);
 
-/// Returns what fio's JSON says. Errors: Invalid.
+/// Parses fio's JSON output. Errors: Invalid.
 Result<FioResult> parse_fio(std::string_view output, Access access);
 
-/// Errors: Cancelled (stopped, fio too), Unsupported, Io (fio failed, with its last line), Invalid.
+/// Runs a job. Errors: Cancelled (fio is stopped, too), Unsupported, Io (fio failed, with its last
+/// line), Invalid.
 Result<FioResult> run_fio(const FioJob& job, const std::atomic<int>& stop);
 
 }  // namespace artesian::bench

@@ -1,5 +1,5 @@
-// How the commands of aio_bench read their flags: each fault is one line, all of a command line at
-// once, WHAT: WHERE: got X, allowed Y; FIX.
+// How the commands of aio_bench read their flags: all faults of a command line are reported at
+// once, one line each, WHAT: WHERE: got X, allowed Y; FIX.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,10 +19,10 @@ class Faults {
  public:
   void add(const std::string& what, const std::string& where, const std::string& got,
            const std::string& allowed, const std::string& fix);
-  /// One line that has this form already.
+  /// Adds a line that already has this form.
   void add_line(const std::string& line);
   bool any() const noexcept { return !text_.empty(); }
-  /// Prints at most five. Returns the exit code of a fault that is knowable before the start.
+  /// Prints at most five faults. Returns the exit code for faults that are known before the start.
   int print() const;
 
  private:
@@ -37,24 +37,24 @@ class FlagReader {
   bool given(const std::string& flag) const;
   std::string text(const std::string& flag, const std::string& absent = "") const;
   std::uint64_t size(const std::string& flag, const std::string& absent);
-  /// A size that is a multiple of 4096; says that it was rounded up to one.
+  /// Reads a size, rounded up to a multiple of 4096, with a note if it was rounded.
   std::uint64_t file_size(const std::string& flag, const std::string& absent);
   std::uint64_t block_size(const std::string& flag, const std::string& absent);
   std::uint32_t count(const std::string& flag, std::uint32_t absent, std::uint32_t max);
-  /// A number above `low` and up to `high`; `absent` where the flag is.
+  /// Reads a number above `low` and at most `high`; `absent` if the flag is absent.
   double number(const std::string& flag, double absent, double low, double high,
                 const std::string& fix);
-  /// One of the words; the first where the flag is absent or wrong.
+  /// Reads one of the words; the first if the flag is absent or wrong.
   std::string word(const std::string& flag, const std::vector<std::string>& words);
-  /// Null is auto.
+  /// Returns the engine; null means "auto".
   const aio::EngineKind* engine(const std::string& flag);
-  /// As artesian.polling has it.
+  /// Reads a value with the words of artesian.polling.
   aio::Polling polling(const std::string& flag);
-  /// An existing directory that can be written.
+  /// Checks that this is an existing, writable directory.
   void check_directory(const std::string& flag, const std::string& path);
   std::string directory(const std::string& flag);
   std::vector<std::string> directories(const std::string& flag);
-  /// A file that can be written, or empty where absent; "-" too if `dash`.
+  /// Reads the path of a file that can be written; empty if absent; "-" is allowed if `dash`.
   enum class Dash : std::uint8_t { No, Yes };
   std::string output(const std::string& flag, Dash dash);
   Faults& faults() noexcept { return faults_; }
@@ -64,10 +64,11 @@ class FlagReader {
   Faults& faults_;
 };
 
-/// The file that writing to `path` reaches: behind every link, also one that leads to none yet.
+/// Returns the file that writing to `path` reaches, behind all links, even if the file does not
+/// exist yet.
 std::string write_target(const std::string& path);
 
-/// Checks what only the machine can refuse, once the flags are right.
+/// Checks, once the flags are right, what depends on the machine: the free space.
 void check_space(const std::string& directory, std::uint64_t size, Faults& faults);
 void check_memory(std::uint64_t needed, const std::string& flags, Faults& faults);
 
@@ -80,16 +81,16 @@ void add_switch(CLI::App& app, const char* flag, const std::string& description)
 /// "io_uring, threads or auto".
 std::string engine_words();
 
-/// The signal that asked to stop, or 0. A second one ends the process at once.
+/// The signal that requested a stop, or 0. A second signal ends the process at once.
 const std::atomic<int>& stop_signal() noexcept;
-/// From now on signals are only noted, and a file-size limit or a closed stdout is an error of the
-/// write.
+/// From now on signals are only recorded, and exceeding a file-size limit or writing to a closed
+/// stdout is an error of the write.
 void note_signals() noexcept;
 
-/// Writes to the file, "-" being stdout. Says what went wrong, and returns whether nothing did.
+/// Writes to the file, or to stdout for "-". Reports errors, and returns whether there were none.
 bool write_output(const std::string& target, const std::string& text);
 
-/// Prints why a measurement failed and returns the exit code for it.
+/// Prints why a measurement failed and returns the exit code for that.
 int report_failure(const Error& error);
 
 }  // namespace artesian::bench

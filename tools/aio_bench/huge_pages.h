@@ -1,4 +1,4 @@
-// Reserved 2 MiB pages (hugetlbfs), for programs that cannot do with transparent ones.
+// Reserved 2 MiB pages (hugetlbfs), for programs that need them instead of transparent ones.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace artesian::bench {
 
-/// The two things that the kernel shows.
+/// The kernel's two interfaces to reserved pages.
 struct HugePageCounters {
-  std::string setting;                  // file with the number of reserved pages
-  std::function<std::uint64_t()> free;  // number of free pages
+  std::string setting;                  // path of the file with the number of reserved pages
+  std::function<std::uint64_t()> free;  // returns the number of free pages
 };
 HugePageCounters system_huge_pages();
 
-/// Reserves huge pages while it lives, and then restores the machine's number. One at a time.
+/// Reserves huge pages during its life, and then restores the machine's number. One at a time.
 class HugePageReservation {
  public:
-  /// Sees to it that `pages` are free. Errors: Unsupported (with what refused), after setting
-  /// everything back.
+  /// Makes sure that `pages` are free. Errors: Unsupported (with the reason), after restoring
+  /// everything.
   static Result<HugePageReservation> make(std::uint64_t pages, const HugePageCounters& counters);
 
   HugePageReservation(HugePageReservation&& other) noexcept;
@@ -32,12 +32,12 @@ class HugePageReservation {
  private:
   HugePageReservation(std::string setting, std::uint64_t before);
 
-  std::string setting_;  // empty: nothing to set back
+  std::string setting_;  // empty: nothing to restore
   std::uint64_t before_ = 0;
 };
 
-/// For a handler of the signal that ends this process: does at once what the destructor of the
-/// reservation that is alive would have done.
+/// For the handler of a signal that ends this process: does at once what the destructor of the
+/// existing reservation would do.
 void give_back_huge_pages() noexcept;
 
 }  // namespace artesian::bench

@@ -1,6 +1,6 @@
-// Where `aio_bench tune` puts what it found. What can be known of these files is checked before the
-// minute; after it every one of them is tried, whatever becomes of the others, and stdout, which
-// may be closed or full, comes last.
+// The output files of `aio_bench tune`. They are checked, as far as possible, before the
+// measurement; afterwards each is written even if others fail. stdout, which may be closed or full,
+// is written last.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace artesian::bench {
 
-/// Files; empty where the flag is absent.
+/// Paths; empty if the flag is absent.
 struct TuneOutputs {
   std::string json;  // a file, or "-" for stdout
   std::string config_out, apply, plot;
@@ -19,7 +19,7 @@ struct TuneOutputs {
 void add_output_flags(CLI::App& command);
 TuneOutputs read_outputs(FlagReader& flags);
 
-/// Writes everything, and says what could not be written. Returns the exit code.
+/// Writes all outputs, and reports those that could not be written. Returns the exit code.
 int hand_over(const TuneOutputs& outputs, const TuneReport& report);
 
 }  // namespace artesian::bench

@@ -1,6 +1,6 @@
-// The picture of `aio_bench tune --plot`: one SVG, without scripts, fonts or anything else from
-// outside, that reads well on light and dark grounds and by readers who see few colours (Okabe and
-// Ito's palette; every line has a mark and a dash of its own as well).
+// The plot of `aio_bench tune --plot`: one SVG without scripts, fonts or other external parts,
+// legible on light and dark backgrounds and for colour-blind readers (Okabe and Ito's palette;
+// every line also has its own marker and dash pattern).
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace artesian::bench {
 
 std::string plot_svg(const TuneReport& report);
-/// The same in a page, with the figures as a table.
+/// The same as an HTML page, with the figures as a table.
 std::string plot_html(const TuneReport& report);
 
 }  // namespace artesian::bench

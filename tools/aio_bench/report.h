@@ -1,4 +1,4 @@
-// What `aio_bench tune` found, and how it is printed: as JSON, as text, as a plot
+// The results of `aio_bench tune`, and their output as JSON, text or a plot
 // (tools/aio_bench/plot.h).
 #pragma once
 
@@ -20,12 +20,12 @@ struct PathReport {
   std::vector<CurvePoint> curve;
   tiering::MachineProfile profile;
   std::string profile_file;  // empty if the profile was not saved
-  std::string replaced;      // the profile that it replaced, if any
+  std::string replaced;      // the profile that was replaced, if any
 };
 
 struct TuneReport {
   SearchResult found;
-  aio::EngineKind automatic = aio::EngineKind::IoUring;  // what "auto" stands for here
+  aio::EngineKind automatic = aio::EngineKind::IoUring;  // the engine that "auto" selects here
   std::vector<PathReport> paths;
   std::uint64_t size = 0;  // size of all files together
   bool direct = false;
@@ -37,13 +37,13 @@ struct TuneReport {
 struct Spread {
   double low = 0, middle = 0, high = 0;
 };
-/// Least, median and greatest value of one figure over samples; zeros without samples.
+/// Minimum, median and maximum of one figure over samples; zeros without samples.
 Spread spread_of(const std::vector<Sample>& samples, double Sample::*figure);
 
 nlohmann::ordered_json to_json(const TuneReport& report);
 
-/// The settings as config text, a line each for read, write and mixed, and one with the gain over
-/// the defaults and the next best.
+/// The settings as config text; a line each for read, write and mixed; and one line with the gain
+/// over the defaults and over the next best.
 std::string to_text(const TuneReport& report);
 
 }  // namespace artesian::bench

@@ -1,13 +1,14 @@
-// The search of `aio_bench tune`: which settings move most bytes. A pure function of what a
-// callback measures: no clock, no disk, no thread, so that made-up disks test it.
+// The search of `aio_bench tune` for the settings with the highest throughput. It is a pure
+// function of what a callback measures, without clock, disk or threads, so that tests can use
+// simulated disks.
 //
-// Note [Search]: bandwidth over block size and depth rises to a plateau and falls behind it, and a
-// disk that is shared or hot drifts by more than settings differ. So (1) a coarse map of blocks and
-// depths finds the region, ridges and all; (2) each setting in turn is varied with the others
-// fixed, in two passes, the second in reverse order, so that steady drift cancels; (3) the best of
-// all are measured again, interleaved, and the two winners head to head, pair by pair. Only figures
-// of one stage are compared with each other. The score is the rate of moving a GB of each: reads,
-// writes and a mix of both, which is what a training step does.
+// Note [Search]: bandwidth as a function of block size and depth rises to a plateau and falls
+// beyond it, and a disk that is shared or hot drifts by more than settings differ. So (1) a coarse
+// grid of block sizes and depths finds the region; (2) each setting in turn is varied with the
+// others fixed, in two passes, the second in reverse order, so that steady drift cancels; (3) the
+// best settings are measured again, interleaved, and the best two head to head, in pairs. Only
+// figures of the same stage are compared. The score is the rate of moving one GB each of reads,
+// writes and a mix of both, like a training step.
 #pragma once
 
 #include <array>
@@ -29,7 +30,7 @@ struct Settings {
   aio::EngineKind engine = aio::EngineKind::IoUring;
   bool single_submit = false;
   bool overlap_events = true;
-  aio::Polling polling = aio::Polling::None;  // not searched: the polling that was asked for
+  aio::Polling polling = aio::Polling::None;  // not searched: the requested polling
 
   bool operator==(const Settings&) const = default;
   std::uint64_t bytes_in_flight() const noexcept { return block_size * queue_depth * threads; }
@@ -40,7 +41,7 @@ aio::EngineOptions engine_options(const Settings& settings) noexcept;
 /// "1.00 MiB x 32 x 1, io_uring".
 std::string describe(const Settings& settings);
 
-/// "512 KiB blocks, depth 4, 1 thread, io_uring", for places with enough room.
+/// "512 KiB blocks, depth 4, 1 thread, io_uring", for output with enough room.
 std::string describe_at_length(const Settings& settings);
 
 /// One measurement.
@@ -49,7 +50,7 @@ struct Sample {
   double latency_us_p50 = 0;
   double latency_us_p95 = 0;
   double latency_us_p99 = 0;
-  double cost_seconds = 0;  // share of the budget that it took
+  double cost_seconds = 0;  // the part of the budget that it took
 };
 
 /// Settings and the measurements made with them, by Access.
@@ -71,13 +72,13 @@ struct SearchSpace {
   std::vector<std::uint32_t> queue_depths;
   std::vector<std::uint32_t> threads;
   std::vector<aio::EngineKind> engines;
-  std::uint64_t bytes_in_flight_max = 0;  // settings with more are left out
+  std::uint64_t bytes_in_flight_max = 0;  // settings with more bytes in flight are left out
 };
 
 struct SearchProgress {
   const char* stage = "";
-  double seconds = 0;       // seconds of the budget that are used up
-  double seconds_left = 0;  // about: of the budget, or for what has to be done in any case
+  double seconds = 0;       // seconds of the budget used so far
+  double seconds_left = 0;  // estimated: of the budget, or of the required measurements
   const Settings* settings = nullptr;
   Access access = Access::Read;
   double gb_per_s = 0;  // rate of the last measurement
@@ -85,46 +86,46 @@ struct SearchProgress {
 
 struct SearchOptions {
   SearchSpace space;
-  Settings start;                      // a point of the space; the reference for drift
-  double budget_seconds = 60;          // budget of all measurements; may be missed by a tenth
-  std::optional<Settings> defaults{};  // settings of an untuned config: always among the finalists
-  bool exhaustive = false;             // measures the whole space, whatever the budget
+  Settings start;                      // a point in the search space; the reference for drift
+  double budget_seconds = 60;          // budget of all measurements; may be exceeded by a tenth
+  std::optional<Settings> defaults{};  // settings used without tuning: always among the finalists
+  bool exhaustive = false;             // measure the whole space, ignoring the budget
   std::function<void(const SearchProgress&)> progress = [](const SearchProgress&) {};
 };
 
-/// Rates of the start settings when the search began and when it ended, medians.
+/// Median rates of the start settings at the beginning and at the end of the search.
 struct Drift {
   double read_first = 0, read_last = 0;
   double write_first = 0, write_last = 0;
 };
 
 struct SearchResult {
-  Point winner;                      // samples of the head to head alone
-  Point runner_up;                   // the same settings if there is only one in the space
-  std::vector<double> head_to_head;  // winner's score / runner-up's, pair by pair
+  Point winner;                      // only the samples of the head-to-head comparison
+  Point runner_up;                   // the same settings, if the space has only one
+  std::vector<double> head_to_head;  // winner's score / runner-up's, for each pair
   std::vector<Point> points;         // all settings, all samples
   Drift drift;
-  double over_defaults = 0;               // winner's score / the defaults'; 0: not measured
-  std::uint64_t bytes_in_flight_max = 0;  // what drains soon enough to be measured
-  double seconds = 0;                     // cost
+  double over_defaults = 0;               // winner's score / the defaults' score; 0: not measured
+  std::uint64_t bytes_in_flight_max = 0;  // limit: what drains soon enough to be measured
+  double seconds = 0;                     // duration of the search
 };
 
 using Measure =
     std::function<Result<Sample>(const Settings& settings, Access access, double seconds)>;
 
-/// Seconds of one measurement within such a budget.
+/// Seconds of one measurement within this budget.
 double seconds_per_measurement(double budget_seconds) noexcept;
 
-/// Bytes that may be in flight at such a rate for a measurement to be more than draining a queue.
+/// The most bytes in flight at this rate for which a measurement is more than draining the queue.
 std::uint64_t bytes_drained(double gb_per_s, double seconds) noexcept;
 
-/// Estimates what a search costs.
+/// Estimates the seconds of a search.
 double planned_seconds(const SearchOptions& options);
 
-/// Errors: those of `measure`.
+/// Runs the search. Errors: those of `measure`.
 Result<SearchResult> search(const SearchOptions& options, const Measure& measure);
 
-/// Returns what drift tells about the disk, one sentence each; `bytes_written` so far.
+/// Returns what the drift indicates about the disk, one sentence each. `bytes_written`: so far.
 std::vector<std::string> drift_warnings(const Drift& drift, double bytes_written);
 
 using tools::median;

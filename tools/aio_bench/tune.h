@@ -1,5 +1,5 @@
-// `aio_bench tune`: searches the settings for one or more disks, and hands them over: as a config's
-// aio section, in a config, as a machine profile for the planner, as a plot.
+// `aio_bench tune`: searches the best settings for one or more disks, and writes them as a config's
+// aio section, into a config, as a machine profile for the planner, and as a plot.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,7 @@
 namespace artesian::bench {
 
 void add_tune_flags(CLI::App& command);
-/// Returns the exit code.
+/// Runs the command. Returns the exit code.
 int tune_command(const CLI::App& command);
 
 }  // namespace artesian::bench

@@ -1,4 +1,4 @@
-// A checkpoint as users name it: a folder of them, or one of them.
+// A user's path to checkpoints: a folder of them, or one of them.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@ namespace artesian::tools {
 
 struct CheckpointPath {
   std::string directory;
-  std::string tag;  // empty: the one in `latest`
+  std::string tag;  // empty: the tag in `latest`
 };
 
-/// Splits "DIR" or "DIR/TAG"; the latter if it has a manifest.
+/// Splits "DIR" or "DIR/TAG"; it is the latter if it has a manifest.
 CheckpointPath checkpoint_path(std::string path);
 
 }  // namespace artesian::tools

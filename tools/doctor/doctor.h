@@ -1,5 +1,5 @@
-// `artesian doctor`: what of this machine matters for training, each line with what it means and
-// what to do.
+// `artesian doctor`: checks what matters for training on this machine; each line tells what it
+// means and what to do.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,6 @@
-// Doctor's lines about limits that hold for this process alone: what control groups let it move to
-// and from a disk, how many threads it may start, how many AIO requests are left. Only what is
-// tight has a line. `root` is put before /proc and /sys, so that tests can show other machines.
+// Doctor's lines about limits of this process: disk rates allowed by control groups, the number of
+// threads, and the number of AIO requests left. Only tight limits have a line. `root` is prepended
+// to /proc and /sys, so that tests can simulate other machines.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace artesian::tools {
 
-/// Limits on these disks. `root`: see above.
+/// Reports the control groups' limits on these disks. `root`: see above.
 Findings examine_io_limits(const std::vector<tiering::BlockDevice>& disks,
                            const std::string& root = "");
-/// Reports the limits of the control groups.
+/// Reports the control groups' limit on threads.
 Findings examine_thread_limit(const std::string& root = "");
-/// Reports the limit of the machine, for libaio.
+/// Reports the machine's limit on AIO requests, for libaio.
 Findings examine_aio_requests(const std::string& root = "");
 
 }  // namespace artesian::tools

@@ -1,4 +1,4 @@
-// Findings of `artesian doctor`: a line each, with its meaning and what to do.
+// Findings of `artesian doctor`: one line each, with its meaning and what to do.
 #pragma once
 
 #include <cstddef>
@@ -8,29 +8,29 @@
 
 namespace artesian::tools {
 
-/// Warn: training works, but slower or with less than could be. Fail: it cannot work like this.
+/// Warn: training works, but slower or with reduced features. Fail: training cannot work.
 enum class Level : std::uint8_t { Ok, Warn, Fail };
 
 struct Finding {
   std::string name;  // "io_uring"; the same on every machine
   Level level = Level::Ok;
   std::string value = {};    // the value found
-  std::string meaning = {};  // for training
+  std::string meaning = {};  // what it means for training
   std::string fix = {};      // empty if there is nothing to do
-  std::string subject = {};  // the path or GPU that it is about; empty for the machine
+  std::string subject = {};  // the path or GPU concerned; empty for the machine
 };
 using Findings = std::vector<Finding>;
 
-/// Puts first what stops a run, then what slows it; leaves the order else as it was.
+/// Moves failures first, then warnings; otherwise keeps the order.
 void put_worst_first(Findings& findings);
 
 const char* level_name(Level level) noexcept;
 std::size_t count_of(const Findings& findings, Level level) noexcept;
 
-/// As lines for people: the fix on a line of its own.
+/// As lines for people, with the fix on a separate line.
 std::string to_text(const Findings& findings);
 /// As one object: {"status", "findings": [{"name", "subject", "status", "value", "meaning",
-/// "fix"}]}; "status" of the whole is the worst of all.
+/// "fix"}]}; the outer "status" is the worst of all.
 std::string to_json(const Findings& findings);
 
 }  // namespace artesian::tools

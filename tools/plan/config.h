@@ -1,6 +1,6 @@
-// What a plan asks of a config file beside what a run does: no schedule, as nothing is trained by
-// one; the buckets of DeepSpeed's communication, which a run has no use for; and what would stay as
-// it is if something else were changed.
+// How a plan reads a config file, where it differs from a run: it needs no schedule; it reads the
+// buckets of DeepSpeed's communication, which a run ignores; and it records which values depend on
+// others.
 #pragma once
 
 #include <string>
@@ -17,7 +17,8 @@ struct PlanConfig {
   bool grad_accum_dtype_given = false;
 };
 
-/// A schedule whose end the config leaves to `--steps` gets one. Errors: as zero3::read_config.
+/// If the config leaves the end of its schedule to `--steps`, one is assumed. Errors: as
+/// zero3::read_config.
 Result<PlanConfig> read_plan_config(const std::string& path, zero3::ConfigArguments arguments);
 
 }  // namespace artesian::tools

@@ -1,5 +1,5 @@
-// Whether the disks below nvme_path have room for what a plan puts there, as a run that reserves
-// its swap files finds out (tiering/swap_file.h). Pure: how much is free comes in.
+// Checks whether the disks below nvme_path have room for a plan's swap files, by the same rules as
+// a run that reserves them (tiering/swap_file.h). Pure: the free bytes are an argument.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +15,20 @@ namespace artesian::tools {
 
 struct DiskSpace {
   struct Folder {
-    std::string path;             // the same where two keys lead to one
-    std::size_t file_system = 0;  // index of `free`
-    double share = 1.0;           // share of the bytes of its key's folders
+    std::string path;             // the same if two keys lead to one folder
+    std::size_t file_system = 0;  // index into `free`
+    double share = 1.0;           // its share of the bytes of its key's folders
   };
-  std::vector<std::uint64_t> free;  // bytes, of each file system
-  // Of offload_param.nvme_path and of offload_optimizer.nvme_path; of either, where it names none,
-  // the other's. Empty: not known, no limit.
+  std::vector<std::uint64_t> free;  // bytes, for each file system
+  // Folders of offload_param.nvme_path and of offload_optimizer.nvme_path; a key without folders
+  // uses the other's. Empty: unknown, so no limit.
   std::vector<Folder> param, optimizer;
 };
 
 /// Returns the free bytes for the swap files of this config; 0 if it has none, or they are unknown.
 std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config);
 
-/// Errors: NoSpace, with the bytes missing and the key to change.
+/// Checks that the plan's files fit. Errors: NoSpace, with the bytes missing and the key to change.
 Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
                          const zero3::Placement& placement);
 

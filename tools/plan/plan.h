@@ -1,4 +1,4 @@
-// `artesian plan`: what a training job would be, before it runs.
+// `artesian plan`: predicts a training job's memory, traffic and speed before it runs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,14 +12,14 @@
 namespace artesian::tools {
 
 struct PlanOptions {
-  std::string model;                 // a folder, or empty:
+  std::string model;                 // a folder, or empty: use
   std::optional<double> parameters;  // --params
   std::string config;
-  std::optional<std::uint64_t> gpus;  // GPUs of a node; absent: the CPU of this machine
+  std::optional<std::uint64_t> gpus;  // GPUs per node; absent: this machine's CPU
   std::uint64_t nodes = 1;
   std::optional<std::uint64_t> length, micro_batch, accumulation;
   std::optional<std::uint64_t> device_memory, host_memory;
-  // Bytes per second; TFLOP/s; seconds.
+  // Units: bytes per second; TFLOP/s; seconds.
   std::optional<double> nvme_read, nvme_write, memory, device_bandwidth, link, bus, tflops,
       attention_tflops, launch;
   std::string plot;
@@ -29,7 +29,7 @@ struct PlanOptions {
 
 void add_plan_flags(CLI::App& plan);
 
-/// Errors: Invalid or Unsupported, one line per fault, at most 5.
+/// Reads the flags. Errors: Invalid or Unsupported, one line per fault, at most 5.
 Result<PlanOptions> read_plan_flags(const CLI::App& plan);
 
 /// Prints the plan and returns the exit code: 0; 2 if something is wrong or does not fit; 1 if a

@@ -1,5 +1,5 @@
-// What this machine's CPU does in a second, measured on the work of a training step itself: one
-// block and the head of the model, forward and backward, by LibTorch; and the optimizer's kernels.
+// Measures the speed of this machine's CPU on the work of a training step: one block and the head
+// of the model, forward and backward, by LibTorch; and the optimizer's kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@
 namespace artesian::tools {
 
 struct ProbedCompute {
-  ModelSeconds seconds;  // for each token
+  ModelSeconds seconds;  // per token
   double tflops = 0.0;
-  bool by_product = false;  // one matrix product stands for all: the stages are too large to try
+  bool by_product = false;  // one matrix product represents all, as the stages are too large to run
 };
 
 /// Runs a block and the head on a micro-batch of `samples` of `length` tokens, or on fewer samples
-/// if that takes long; tiled parameters stay in their stored dtype. Errors: Exhausted, Invalid
+/// if that takes too long; tiled parameters keep their stored dtype. Errors: Exhausted, Invalid
 /// (LibTorch).
 Result<ProbedCompute> probe_compute(const models::ModelConfig& config, DType dtype, DType stored,
                                     std::uint64_t samples, std::uint64_t length);
 
 struct ProbedMemory {  // bytes per second, by all threads
   double kernels = 0.0;
-  double checksum = 0.0;  // checksums of bytes that are in the caches
+  double checksum = 0.0;  // checksums of bytes in the caches
 };
 
-/// Measures the optimizer's update, slice by slice, with checksums and without; in at most 480 MiB
-/// and an eighth of what is free, which it says in the log.
+/// Measures the optimizer's update, slice by slice, with and without checksums, in at most 480 MiB
+/// and an eighth of the free memory, and logs the size used.
 ProbedMemory probe_memory();
 
 }  // namespace artesian::tools

@@ -1,5 +1,5 @@
-// Where a plan's rates come from: what was given, what was measured on this machine, and what is
-// assumed. Each says which.
+// The sources of a plan's rates: given by the user, measured on this machine, or assumed. Each rate
+// names its source.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct RateSource {
 
 struct ChosenRates {
   std::vector<RateSource> rates;
-  std::vector<std::string> notes;  // on the I/O settings of these rates (zero3/step/path_io.h)
+  std::vector<std::string> notes;  // about the I/O settings of these rates (zero3/step/path_io.h)
 };
 
 /// Fills the rates and the compute seconds of `plan`. Errors: those of measuring.

@@ -1,4 +1,4 @@
-// A plan as people and programs read it.
+// Output of a plan, for people and programs.
 #pragma once
 
 #include <optional>
@@ -12,9 +12,9 @@ namespace artesian::tools {
 
 struct PlanReport {
   const PlanCase* plan = nullptr;
-  std::uint64_t gpus = 0;  // GPUs of a node; 0: a CPU
+  std::uint64_t gpus = 0;  // GPUs per node; 0: a CPU
   std::uint64_t nodes = 1;
-  std::string shape;  // how the model's shape was chosen, if it was
+  std::string shape;  // how the model's shape was chosen, if it was not given
   std::vector<RateSource> rates;
   PlanFigures figures;
   std::vector<Change> changes;        // best first
@@ -23,7 +23,7 @@ struct PlanReport {
   std::vector<std::string> notes;
 };
 
-/// Says what a tier holds, by kind, and the tiers, in the order in which they are shown.
+/// What a tier holds, by kind; and the tiers, in the order of the output.
 struct MemoryRow {
   const char* name;
   const char* field;
@@ -49,7 +49,7 @@ std::string candidate_text(const Candidate& candidate);
 
 std::string plan_text(const PlanReport& report);
 std::string plan_json(const PlanReport& report);
-/// Memory by tier and one step's timeline.
+/// A plot of memory by tier and one step's timeline.
 std::string plan_svg(const PlanReport& report);
 
 }  // namespace artesian::tools

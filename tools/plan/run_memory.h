@@ -1,5 +1,5 @@
-// Whether the memory that a run takes can be had: what a plan says of it, held against what the
-// machine and the control groups have left.
+// Checks whether a run's memory is available: compares the planned memory with what the machine and
+// the control groups have left.
 #pragma once
 
 #include "base/result.h"
@@ -12,7 +12,7 @@ namespace artesian::tools {
 /// to change, if the run cannot fit.
 Result<void> check_run_memory(const RunMemory& run);
 
-/// The dtype that a run of this config computes in, on a GPU or on this machine's CPU. Errors:
+/// The dtype in which a run of this config computes, on a GPU or on this machine's CPU. Errors:
 /// Invalid.
 Result<DType> run_compute_dtype(const zero3::Config& config, bool gpu);
 

@@ -1,4 +1,5 @@
-// Command-line parsing with our error form: one line per fault, unknown flags before missing ones.
+// Command-line parsing with our form of errors: one line per fault, unknown flags before missing
+// ones.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +10,7 @@
 namespace artesian::tools {
 
 /// Parses argv. Returns the exit code if the program must end now (--help and --version: 0, bad
-/// flags: 2, stdout that cannot be written: 1), after printing; nothing if the run should
+/// flags: 2, stdout that cannot be written: 1), after printing; nothing if the program should
 /// continue.
 std::optional<int> parse_command_line(CLI::App& app, const char* program, int argc, char** argv);
 

@@ -1,5 +1,5 @@
-// The flags of one command of `artesian`, as typed: values that are wrong are collected as faults,
-// one line each, and reading goes on.
+// The flags of one command of `artesian`: invalid values are collected as faults, one line each,
+// while reading continues.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -25,14 +25,14 @@ class FlagReader {
   void unsupported(const std::string& what) { faults_.unsupported(what); }
   void refuse(const std::string& flag, const std::string& got, const std::string& rest);
   void refuse_text(const char* flag, const std::string& rest);
-  /// Refuses a second value of any flag but these.
+  /// Refuses a second value for all flags except these.
   void expect_single_values(const std::set<std::string>& several = {});
 
   std::string text(const char* flag) const;
   std::string path(const char* flag);
-  /// The same without slashes at its end.
+  /// The same, without slashes at the end.
   std::string folder(const char* flag);
-  /// Each value of a flag that may be repeated.
+  /// The values of a flag that may be repeated.
   std::vector<std::string> paths(const char* flag);
   std::string required_path(const char* flag, const std::string& fix);
   /// 1 to 10^9.
@@ -40,7 +40,7 @@ class FlagReader {
   std::uint64_t seed(const char* flag);
   /// At least 0.
   std::optional<double> rate(const char* flag);
-  /// Above `low` and at most `high`; `example` is one.
+  /// Above `low` and at most `high`; `example` is shown in messages.
   std::optional<double> number(const char* flag, double low, double high, const char* example);
   /// Bytes, at least 1.
   std::optional<std::uint64_t> size(const char* flag);

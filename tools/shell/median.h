@@ -6,7 +6,7 @@
 
 namespace artesian::tools {
 
-/// Returns the median, of an even number of values the mean of the two in the middle, of none 0.
+/// Returns the median; for an even number of values the mean of the middle two, for none 0.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -1,5 +1,6 @@
-// What a run writes must not be what it reads, nor two of its outputs one file: opening an output
-// empties it. Files are compared, not names: links, "./" and hard links lead to the same one.
+// Checks that no output of a run is one of its inputs, and no two outputs are the same file, as
+// opening an output empties it. Files are compared, not names, so that links and "./" are
+// recognised.
 #pragma once
 
 #include <string>
@@ -11,18 +12,17 @@ namespace artesian::tools {
 
 struct FlagPath {
   std::string flag;
-  std::string path;  // empty: the flag is not given
+  std::string path;  // empty: the flag was not given
 };
 
-/// `inputs` are files, or folders with all that lies in them. What is there and no regular file (a
-/// terminal, a pipe, /dev/null) loses nothing and may be given twice. Looks only, and at folders
-/// only where there is an output that would be replaced.
-/// Errors: Invalid, one line per output at fault.
+/// `inputs`: files, or folders with everything in them. Outputs that are not regular files (a
+/// terminal, a pipe, /dev/null) lose nothing and may be given twice. Changes nothing; folders are
+/// searched only if an output would be replaced. Errors: Invalid, one line per faulty output.
 Result<void> check_outputs(const std::vector<FlagPath>& outputs,
                            const std::vector<FlagPath>& inputs);
 
-/// Looks whether each output could be opened, without making or emptying it: long before a run gets
-/// there. Errors: Io, one line per output at fault.
+/// Checks whether each output could be opened, without creating or emptying it, long before the run
+/// writes it. Errors: Io, one line per faulty output.
 Result<void> check_writable(const std::vector<FlagPath>& outputs);
 
 }  // namespace artesian::tools

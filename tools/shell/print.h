@@ -7,7 +7,7 @@
 
 namespace artesian::tools {
 
-/// At most 511 characters.
+/// Formats at most 511 characters.
 [[gnu::format(printf, 1, 2)]] inline std::string print(const char* format, ...) {
   char text[512];
   va_list arguments;

@@ -1,4 +1,4 @@
-// What a program of ours sets before anything else: allocator, pages, OpenMP, signals.
+// Settings that our programs make first: allocator, pages, OpenMP, signals.
 #pragma once
 
 #include <string>
@@ -6,24 +6,24 @@
 namespace artesian::tools {
 
 /// Call first in main. SIGINT (Ctrl-C) and SIGTERM then only set a flag; a second one ends the
-/// process. SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU set it, too, however often they come; those that
-/// are ignored when the program starts stay so.
+/// process. SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU also set the flag, but never end the process;
+/// signals ignored at the program's start remain ignored.
 void set_up_process();
 
-/// The signal that asked to stop, or 0.
+/// The signal that requested a stop, or 0.
 int stop_requested();
 
-/// Seconds since it came; 0 if none has.
+/// Seconds since that signal; 0 if there was none.
 double seconds_since_stop();
 
-/// Its name, as "SIGTERM".
+/// The signal's name, such as "SIGTERM".
 std::string stop_signal_name();
 
-/// 128 and the signal: 143 for SIGTERM.
+/// 128 plus the signal: 143 for SIGTERM.
 int stop_exit_code();
 
-/// While it lives there is nothing to finish or to tidy up, and the first signal ends the process,
-/// with that exit code; so does one that came before. One at a time.
+/// During its life the first signal, or one received before, ends the process at once with that
+/// exit code, as there is nothing to finish or to clean up. One at a time.
 class StopAtOnce {
  public:
   StopAtOnce();

@@ -1,4 +1,4 @@
-// Errors as every program of ours prints them: one stderr line per fault, at most 5.
+// Prints errors in the form of all our programs: one stderr line per fault, at most 5.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ int report_error(const char* program, const std::string& message, int exit_code)
 /// Prints the first lines of several errors.
 int report_error(const char* program, const std::vector<Error>& errors, int exit_code);
 
-/// Returns the error with the model's size added, if it reports missing bytes.
+/// Returns the error with the model's size added, if it is about missing bytes.
 Error with_parameter_count(Error error, std::uint64_t parameters);
 
-/// The same error with each line naming the flag that it is about.
+/// Returns the error with the flag that it is about at the beginning of each line.
 Error naming(const std::string& flag, Error error);
 
 template <typename T>

@@ -1,4 +1,4 @@
-// Results on stdout, which may be closed or on a full disk: output that is lost is an error.
+// Writes results to stdout, which may be closed or on a full disk: lost output is an error.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace artesian::tools {
 
-/// Errors: Io.
+/// Writes text. Errors: Io.
 Result<void> write_stdout(const std::string& text);
 
 /// Flushes earlier output. Errors: Io.

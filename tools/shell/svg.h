@@ -1,20 +1,20 @@
-// The words that our pictures share: a style that follows light and dark, text as XML may hold it,
-// and the room that it takes.
+// Shared parts of our SVG plots: a style for light and dark mode, escaping of text, and text
+// widths.
 #pragma once
 
 #include <string>
 
 namespace artesian::tools {
 
-/// Plain rules, and the dark ones over them: viewers that know no media queries show the light
-/// look.
+/// Plain rules, overridden by rules for dark mode: viewers without media queries show the light
+/// style.
 extern const char* const svg_style;
 
-/// As XML may hold it.
+/// Escapes text for XML.
 std::string svg_escaped(const std::string& text);
 
-/// Pixels that ASCII text of this font size takes: more than in any font that `system-ui` is likely
-/// to stand for.
+/// Width in pixels of ASCII text in this font size: an upper bound for the likely fonts of
+/// `system-ui`.
 double svg_text_width(const std::string& text, double font_size) noexcept;
 
 }  // namespace artesian::tools

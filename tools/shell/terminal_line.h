@@ -1,5 +1,5 @@
-// The line on a terminal that is drawn again and again in place: as wide as the terminal and never
-// wider, since a line that wraps cannot be drawn over; and out of the way of what is logged.
+// A line on a terminal that is redrawn in place. It is never wider than the terminal, since a line
+// that wraps cannot be overwritten, and it makes room for log lines.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct LineField {
   int rank = 0;
 };
 
-/// The fields with two spaces between them, at most `columns` wide, 0: as wide as they are. A last
-/// field that alone is wider is cut.
+/// The fields with two spaces between them, in at most `columns` columns (0: no limit). A last
+/// remaining field that is wider is cut.
 std::string fit_line(const std::vector<LineField>& fields, std::size_t columns);
 
-/// Columns of this descriptor's terminal; 80 if unknown; 0: it is no terminal.
+/// Columns of this descriptor's terminal; 80 if unknown; 0 if it is not a terminal.
 std::size_t terminal_columns(int descriptor);
 
-/// While it lives, log lines (base/log.h) replace the line on a terminal, which is then drawn again
+/// During its life, log lines (base/log.h) replace the line on a terminal, which is then redrawn
 /// below. One at a time. Thread: one; log lines may come from any.
 class TerminalLine {
  public:
@@ -32,9 +32,9 @@ class TerminalLine {
   TerminalLine& operator=(const TerminalLine&) = delete;
 
   bool on_terminal() const noexcept { return terminal_; }
-  /// Replaces the line; where this is no terminal, writes one of all fields.
+  /// Replaces the line; without a terminal, prints a line with all fields.
   void draw(const std::vector<LineField>& fields);
-  /// Leaves the line as it is: later output is written below.
+  /// Keeps the line as it is: later output is written below it.
   void finish();
 
  private:
@@ -44,10 +44,10 @@ class TerminalLine {
   const int descriptor_;
   const bool terminal_;
   std::mutex mutex_;
-  std::string drawn_;  // empty: no line is being drawn
+  std::string drawn_;  // empty: no line is being redrawn
 };
 
-/// "WHAT: 42%" on a terminal's stderr, drawn anew with each percent; nothing elsewhere.
+/// "WHAT: 42%" on a terminal's stderr, redrawn at each percent; without a terminal nothing.
 class PercentLine {
  public:
   explicit PercentLine(std::string what);

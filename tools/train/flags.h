@@ -1,4 +1,4 @@
-// The flags of `artesian train`, and the faults of given ones.
+// The flags of `artesian train`, and the checks of their values.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,10 +8,10 @@
 
 namespace artesian::tools {
 
-/// Values stay text until read_train_flags looks at them, so that all faults come in one form.
+/// Values remain text until read_train_flags checks them, so that all faults have the same form.
 void add_train_flags(CLI::App& train);
 
-/// After parsing. Errors: Invalid or Unsupported, one line per fault, at most 5, each
+/// Call it after parsing. Errors: Invalid or Unsupported, one line per fault, at most 5, each
 /// "FLAG: got X, allowed Y; FIX" or "not supported yet: FLAG".
 Result<TrainOptions> read_train_flags(const CLI::App& train);
 

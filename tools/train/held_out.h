@@ -1,4 +1,4 @@
-// HeldOut: the mean loss over data that is not trained on. Evaluations change no bit of the
+// HeldOut: the mean loss over data that is not used for training. Evaluations do not change the
 // training (zero3/torch/engine.h).
 #pragma once
 
@@ -13,11 +13,11 @@ namespace artesian::tools {
 
 class HeldOut {
  public:
-  /// `samples`: of one forward; each call evaluates every sample of the data once, in order.
+  /// `samples`: per forward; each call evaluates every sample of the data once, in order.
   HeldOut(models::TokenData data, std::uint64_t samples, std::uint64_t length)
       : data_(std::move(data)), samples_(samples), length_(length) {}
 
-  /// Mean over all targets. Errors: the engine's; Cancelled, where `stops` said so meanwhile.
+  /// Returns the mean over all targets. Errors: the engine's; Cancelled if `stops` returned true.
   Result<double> loss(zero3::Engine& engine, const std::function<bool()>& stops);
 
  private:

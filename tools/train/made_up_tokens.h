@@ -1,5 +1,4 @@
-// MadeUpTokens: batches of random tokens, the same in every run, for measuring a training that
-// reads no data.
+// MadeUpTokens: batches of random tokens, the same in every run, for measurements without data.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,8 @@ class MadeUpTokens {
  public:
   struct Shape {
     std::int64_t vocabulary = 0;
-    std::uint64_t micro_batches = 0;  // in a step
-    std::uint64_t samples = 0;        // in each micro-batch
+    std::uint64_t micro_batches = 0;  // per step
+    std::uint64_t samples = 0;        // per micro-batch
     std::uint64_t length = 0;
   };
   explicit MadeUpTokens(const Shape& shape)
@@ -25,7 +24,7 @@ class MadeUpTokens {
     }
   }
 
-  /// The next step's micro-batches; valid until the next call.
+  /// Returns the next step's micro-batches; valid until the next call.
   std::vector<zero3::Batch> next() {
     std::vector<zero3::Batch> batches;
     for (zero3::TokenBatch& batch : tokens_) {

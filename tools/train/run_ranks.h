@@ -1,5 +1,5 @@
-// RunRanks: the ranks that a launcher has started to train one model together, and what rank 0
-// does for all of them: it logs, prints and saves, with figures of all.
+// RunRanks: the ranks that a launcher has started to train one model together. Rank 0 logs, prints
+// and saves for all of them, with figures over all ranks.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +17,37 @@ namespace artesian::tools {
 
 class RunRanks {
  public:
-  /// This process alone.
+  /// Only this process.
   RunRanks() = default;
-  /// Of the environment. Errors: Invalid, naming the variable.
+  /// Reads the launcher's environment. Errors: Invalid, naming the variable.
   static Result<RunRanks> find();
 
-  /// Meets the others, and waits so long for one that does not come or answer. Errors: PeerLost,
-  /// Unsupported.
+  /// Connects the ranks, with this timeout for ranks that do not appear or answer. Errors:
+  /// PeerLost, Unsupported.
   Result<void> connect(double timeout_seconds);
 
   std::uint32_t rank() const noexcept { return launch_.place.rank; }
   std::uint32_t ranks() const noexcept { return launch_.place.ranks; }
   std::uint32_t local_ranks() const noexcept { return launch_.place.local_ranks; }
   bool several() const noexcept { return ranks() > 1; }
-  /// True for the one that logs, prints and saves.
+  /// True for the rank that logs, prints and saves.
   bool first() const noexcept { return rank() == 0; }
-  /// What concerns the run, rank 0 says; what concerns a machine, its first rank.
+  /// The log level: messages about the run come from rank 0, messages about a machine from its
+  /// first rank.
   LogLevel log_level(const TrainOptions& options) const noexcept {
     if (first()) return options.quiet ? LogLevel::Warning : LogLevel::Info;
     return launch_.place.local_rank == 0 ? LogLevel::Warning : LogLevel::Error;
   }
-  /// Null for one rank, or before connect().
+  /// Null with one rank, or before connect().
   comm::Group* group() const noexcept { return group_.get(); }
-  /// What errors begin with.
+  /// The program name with which errors begin.
   std::string program() const;
-  /// The options as they are for this rank: rank 0 alone writes a log, prints and saves, and "cuda"
-  /// is a GPU of its own.
+  /// Returns the options for this rank: only rank 0 writes a log, prints and saves, and "cuda"
+  /// becomes the rank's own GPU.
   TrainOptions of_rank(TrainOptions options) const;
 
-  /// The step's figures of all ranks: bytes are summed, of peaks the largest is taken. Every rank
-  /// calls it alike. Errors: the group's.
+  /// The step's figures over all ranks: bytes are summed, and the largest peaks are used. Every
+  /// rank must call it. Errors: the group's.
   Result<zero3::StepResult> of_all(zero3::StepResult result) const;
 
  private:

@@ -1,4 +1,4 @@
-// The figures of a training run as people and programs read them: JSONL, progress line, end table.
+// The figures of a training run, for people and programs: JSONL, progress line, final table.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,28 @@
 
 namespace artesian::tools {
 
-/// --log-jsonl: one object per optimizer step and nothing else. Truncated at start, or appended to
-/// where a run goes on (log_cut.h). A line that cannot be written must not cost the training: it is
-/// missing as a whole, the first such one is a warning, later ones are tried again, and close() is
-/// the error.
+/// --log-jsonl: one object per optimizer step and nothing else. Truncated at the start, or appended
+/// to if a run is resumed (log_cut.h). A line that cannot be written does not end the training: the
+/// whole line is missing, the first such failure gives a warning, later lines are tried again, and
+/// close() returns the error.
 class StepLog {
  public:
   enum class Begin : std::uint8_t { Anew, GoOn };
-  /// Figures of a line that are not in the step's result.
+  /// Figures in a line that are not in the step's result.
   struct Beside {
     double tflops = 0.0;
     std::optional<std::string> digest;
     std::optional<double> held_out_loss;
   };
-  /// Errors: Io. An empty path logs nowhere, "-" to stdout.
+  /// Opens the log. Errors: Io. An empty path: no log; "-": stdout.
   static Result<StepLog> open(const std::string& path, Begin begin = Begin::Anew);
   /// Appends one line.
   void write(const zero3::StepResult& result, const Beside& beside);
-  /// The last line given, with its end; empty: none yet.
+  /// The last line written, including its end; empty if there is none.
   const std::string& last_line() const noexcept { return last_line_; }
   /// Makes all lines so far durable. Errors: Io, NoSpace.
   Result<void> sync() noexcept;
-  /// After the last. Errors: Io, NoSpace: lines are missing.
+  /// Call it after the last line. Errors: Io, NoSpace: lines are missing.
   Result<void> close();
 
  private:
@@ -43,23 +43,24 @@ class StepLog {
 
   std::string path_;
   Descriptor file_;
-  bool cuts_ = true;  // cut off a partial line; not on stdout, where others write
+  bool cuts_ =
+      true;  // whether to cut off a partial line; not on stdout, which others write to as well
   std::string last_line_;
-  std::uint64_t size_ = 0;   // bytes of whole lines in it
-  std::uint64_t lines_ = 0;  // given
+  std::uint64_t size_ = 0;   // bytes of complete lines
+  std::uint64_t lines_ = 0;  // lines passed to write()
   std::uint64_t missing_ = 0;
-  std::optional<Error> first_;  // why the first one is missing
+  std::optional<Error> first_;  // why the first missing line is missing
 };
 
-/// The progress line on stderr: redrawn in place on a terminal, with what of it fits, else a line
-/// every few seconds.
+/// The progress line on stderr: redrawn in place on a terminal, as far as its fields fit; otherwise
+/// a line every few seconds.
 class Progress {
  public:
   struct Options {
     bool quiet = false;
     std::uint64_t steps_total = 0;
-    std::uint64_t steps_per_print = 0;  // 0: never a line of its own
-    bool breakdown = false;             // wall_clock_breakdown
+    std::uint64_t steps_per_print = 0;  // 0: no separate lines
+    bool breakdown = false;             // as wall_clock_breakdown
     zero3::Budgets budgets;
   };
   explicit Progress(const Options& options);
@@ -77,24 +78,25 @@ class Progress {
 
   Options options_;
   TerminalLine line_;
-  double step_seconds_ = 0.0;  // smoothed, for the time left
+  double step_seconds_ = 0.0;  // smoothed, to estimate the time left
   std::uint64_t printed_ns_ = 0;
   int percent_ = -1;
 };
 
-/// Gathers a run and prints its end table.
+/// Collects the figures of a run and prints its final table.
 class Summary {
  public:
   enum class DeviceMemory : std::uint8_t { OfTheProcess, OfAGpu };
-  /// `own_written`: what this rank wrote to NVMe; the result has what all did.
+  /// `own_written`: bytes that this rank wrote to NVMe; the result has those of all ranks.
   void add(const zero3::StepResult& result, const std::optional<double>& held_out_loss,
            std::uint64_t own_written);
   std::uint64_t steps() const noexcept { return steps_; }
-  /// True if there were steps and all were skipped: none changed a weight.
+  /// True if there were steps and all were skipped, so that no weight has changed.
   bool all_skipped() const noexcept { return steps_ != 0 && steps_ == skipped_; }
   const zero3::StepResult& last() const noexcept { return last_; }
   /// Prints the summary, with a line for each folder of swap files if there are several, and one
-  /// rank. `paths`: this rank's. `io`: how their bytes were moved; empty: no line.
+  /// rank. `paths`: those of this rank. `io`: description of how their bytes were moved; empty: no
+  /// line.
   void print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory device,
              const std::vector<zero3::SwapPathUse>& paths, const std::string& io,
              const zero3::KeptInputs& inputs, std::uint32_t ranks) const;

@@ -1,5 +1,5 @@
-// Figures of steps for the trackers that the config names (tensorboard, wandb, csv_monitor, comet):
-// a Python process, python/artesian/trackers.py, gets a line of JSON for each step.
+// Sends the figures of each step to the trackers in the config (tensorboard, wandb, csv_monitor,
+// comet): a Python process, python/artesian/trackers.py, gets a line of JSON for each step.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@
 
 namespace artesian::tools {
 
-/// Never costs a step, nor waits for a tracker before the end: what does not work is a warning.
+/// Trackers never end or delay a step, and are waited for only at the end; failures are warnings.
 class Trackers {
  public:
   Trackers() = default;
@@ -27,7 +27,7 @@ class Trackers {
   Trackers& operator=(Trackers&&) = delete;
 
   void write(const zero3::StepResult& result, const std::optional<double>& held_out_loss);
-  /// Waits until the trackers have all of it, for a minute at most.
+  /// Waits until the trackers have received everything, for at most a minute.
   void close();
 
  private:
@@ -36,7 +36,7 @@ class Trackers {
 
   pid_t process_ = -1;
   Descriptor lines_;
-  bool is_behind_ = false;  // and a warning has said so
+  bool is_behind_ = false;  // whether a warning has said that it lags behind
 };
 
 }  // namespace artesian::tools

@@ -17,10 +17,10 @@ namespace artesian::tools {
 struct TrainOptions {
   std::string model;
   std::vector<std::string> data;          // files and folders that form one stream of tokens
-  std::optional<std::string> text_field;  // the JSON lines' field
+  std::optional<std::string> text_field;  // the field with the text in JSON lines
   bool token_cache = true;
   std::vector<std::string> eval_data;       // empty: no held-out loss
-  std::optional<std::uint64_t> eval_every;  // steps; absent: at the end alone
+  std::optional<std::uint64_t> eval_every;  // steps; absent: only at the end
   std::string config;
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> epochs;
@@ -41,22 +41,22 @@ struct TrainOptions {
   bool quiet = false;
 };
 
-/// A run that is about to take memory.
+/// A run that is about to allocate memory.
 struct RunMemory {
   const zero3::Config* config = nullptr;
   const models::ModelConfig* model = nullptr;
-  std::uint64_t length = 0;  // tokens of a sample
+  std::uint64_t length = 0;  // tokens per sample
   std::string device = "cpu";
   zero3::Budgets budgets;
-  std::uint64_t ranks = 1;  // of which this is one
+  std::uint64_t ranks = 1;  // number of ranks, including this one
 };
 
-/// Asked before anything is taken, as the kernel answers later by ending the process: errors end
-/// the run.
+/// Called before memory is allocated, as the kernel would later kill the process: errors end the
+/// run.
 using CheckMemory = std::function<Result<void>(const RunMemory& run)>;
 
-/// Runs it and returns the exit code: 0; 2 for errors that can be known before the first step; 1
-/// for later ones, or if every step was skipped; 128 + signal after a stop. Errors are printed to
+/// Runs the training and returns the exit code: 0; 2 for errors found before the first step; 1 for
+/// later ones, or if every step was skipped; 128 + signal after a stop. Errors are printed to
 /// stderr, followed by how the run ended.
 int train(const TrainOptions& options, const CheckMemory& check_memory);
 

@@ -1,4 +1,4 @@
-// What every program of ours that trains does in the same way.
+// What all our training programs do in the same way.
 #pragma once
 
 #include <memory>
@@ -18,22 +18,22 @@
 
 namespace artesian::tools {
 
-/// The same error with the config key of the directory that it is about.
+/// Returns the error with the config key of the directory that it is about.
 Error naming_directory(const zero3::Config& config, Error error);
 
 /// Checks that enough files can be opened for a run and its checkpoints. Errors: Exhausted.
 Result<void> check_open_files();
 
-/// Looks for weights that are not finite, or are not in the dtype that parameters are kept in, as
-/// they are read, and says in the log once of each tensor where its first one is.
+/// Checks weights, while they are read, for values that are not finite, or not finite in the
+/// parameters' dtype, and logs once for each tensor where the first one is.
 class FiniteWeights final : public zero3::WeightSource {
  public:
-  /// `names`: by parameter. `whose`: what the weights are from, for the log.
+  /// `names`: by parameter. `whose`: source of the weights, for the log.
   FiniteWeights(std::unique_ptr<zero3::WeightSource> source, std::vector<std::string> names,
                 std::string whose, DType dtype);
   Result<void> read(std::uint32_t parameter, std::uint64_t first,
                     std::span<float> target) noexcept override;
-  /// Lists the first few tensors found so far, with ", " between them; empty: none.
+  /// Lists the first few tensors found so far, separated by ", "; empty if there are none.
   static std::string list(const std::set<std::string>& names);
   std::set<std::string> found() const;
 

@@ -1,8 +1,8 @@
-// BlockCache: blocks of a checkpoint that somebody goes through, in several rows at once. Whoever
-// takes a block finds those behind it on their way: threads of its own read them, since a disk that
-// has one transfer at a time is idle between two. Each block is read once, however many ask for it
-// at the same time, and kept until others have been used since. Errors are kept for nobody: the
-// next who asks reads again.
+// BlockCache: caches blocks of a checkpoint for readers that go through it in several sequences at
+// once. When a block is taken, the cache's own threads read the next blocks ahead, since a disk
+// with only one transfer at a time idles between transfers. Each block is read once, even if
+// several readers ask at the same time, and is evicted when it is the least recently used. Errors
+// are not cached: the next request reads again.
 //
 // Thread: any, several at once.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace artesian::zero3 {
 
-/// Bytes that are aligned for transfers past the page cache.
+/// Bytes aligned for direct transfers.
 struct AlignedBytes {
   explicit AlignedBytes(std::uint64_t length) noexcept;
   ~AlignedBytes() { std::free(data); }
@@ -33,7 +33,7 @@ struct AlignedBytes {
   const std::uint64_t size;
   std::byte* const data;
 };
-using SharedBytes = std::shared_ptr<const AlignedBytes>;  // shared_ptr: by who copies out of it
+using SharedBytes = std::shared_ptr<const AlignedBytes>;  // shared with those who copy out of it
 
 class BlockCache {
  public:
@@ -43,26 +43,28 @@ class BlockCache {
     bool operator==(const Key&) const = default;
   };
   struct Options {
-    std::size_t blocks = 24;  // kept, or on their way, at most; but those that are waited for
-    std::uint64_t ahead = 2;  // read behind one that is taken, unless they were taken before
+    std::size_t blocks = 24;  // most blocks cached or being read, besides those that are waited for
+    std::uint64_t ahead =
+        2;  // blocks read ahead after one that is taken, unless they were taken before
     std::size_t threads = 4;
   };
   /// Reads a block. Thread: any, several at once.
   using Load = std::function<Result<SharedBytes>(Key)>;
 
-  /// `blocks_of[file]`: how many it has.
+  /// `blocks_of[file]`: the number of blocks of each file.
   BlockCache(Load load, std::vector<std::uint64_t> blocks_of, Options options);
   ~BlockCache();  // waits for reads under way
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// Errors: those of the load.
+  /// Returns a block. Errors: those of the load.
   Result<SharedBytes> get(Key key) noexcept;
 
  private:
   struct Entry {
     Key key;
-    std::optional<Result<SharedBytes>> outcome;  // nothing: it is on its way, or waits for that
+    std::optional<Result<SharedBytes>>
+        outcome;  // empty while the block is being read or waits for that
     bool begun = false;
     int waiting = 0;
   };
@@ -81,11 +83,11 @@ class BlockCache {
   std::mutex mutex_;
   std::condition_variable wanted_;  // waited on by threads
   std::condition_variable loaded_;  // waited on by callers
-  Entries entries_;                 // the last used one last
+  Entries entries_;                 // most recently used last
   std::deque<Key> queue_;
   std::vector<std::vector<bool>> taken_;  // whether a block was taken, by file and block
   bool ends_ = false;
-  std::vector<std::thread> threads_;  // started with the first block
+  std::vector<std::thread> threads_;  // started on the first request
 };
 
 }  // namespace artesian::zero3

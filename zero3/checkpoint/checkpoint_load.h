@@ -1,6 +1,7 @@
-// CheckpointLoad: a checkpoint that is to become the state of a training, whatever placement that
-// has. Opening it compares the checkpoint with the model, before anything of the training changes;
-// then it is the source that the state is filled from. It tells its own faults from the tiers'.
+// CheckpointLoad: a checkpoint that is loaded as the state of a training with any placement.
+// Opening compares the checkpoint with the model, before the training changes; the object is then
+// the source from which the state is filled. It distinguishes its own faults from those of the
+// tiers.
 #pragma once
 
 #include <atomic>
@@ -20,21 +21,21 @@ namespace artesian::zero3 {
 
 struct LoadRequest {
   std::string directory{};
-  std::string tag{};  // empty: the one in `latest`
+  std::string tag{};  // empty: the tag in `latest`
   Strict strict = Strict::Yes;
-  /// False: weights alone; moments and counts start anew, the loss scale, too.
+  /// False: loads only weights; moments, counts and the loss scale start anew.
   bool optimizer_states = true;
-  float initial_squares = 0.0f;  // initial value of moments that start anew, from StepCore
-  /// False: master weights are what the parameters are in the training's precision.
+  float initial_squares = 0.0f;  // initial value, from StepCore, of squares that start anew
+  /// False: master weights are set from the parameters in the training's precision.
   bool from_fp32_weights = true;
-  /// For parameters that the checkpoint left out, or, not strict, does not have. Null: these stay
-  /// as they are, which a training that has no weights yet cannot.
+  /// Source for parameters that the checkpoint excluded or, if not strict, lacks. Null: these keep
+  /// their values, which is impossible in a training without weights.
   WeightSource* rest = nullptr;
-  /// What a parameter is called elsewhere: looked for where the checkpoint does not have its name.
+  /// Another name of a parameter, used if the checkpoint does not have its own name.
   OtherName other_name = nullptr;
 };
 
-/// Says what a parameter is that nothing is loaded for and that has no other source.
+/// What happens to a parameter that is not loaded and has no other source.
 enum class Rest : std::uint8_t { Stays, IsMissing };
 
 struct LoadedBuffer {
@@ -46,15 +47,15 @@ struct LoadedCheckpoint {
   std::string tag{};
   CheckpointManifest manifest{};
   std::map<std::string, std::string> client{};  // files of the caller's, by name
-  std::vector<LoadedBuffer> buffers{};          // the modules'
-  std::vector<std::string> missing{};           // the model's parameters that it did not have
-  std::vector<std::string> unexpected{};        // its parameters that the model does not have
+  std::vector<LoadedBuffer> buffers{};          // the modules' buffers
+  std::vector<std::string> missing{};           // parameters of the model that the checkpoint lacks
+  std::vector<std::string> unexpected{};        // parameters of the checkpoint that the model lacks
 };
 
 class CheckpointLoad final : public StateSource {
  public:
   /// The request's source must outlive it. `dtype`: of the training's parameters. Errors: those of
-  /// CheckpointReader::open and match_names; Invalid: what is missing has no source; those of
+  /// CheckpointReader::open and match_names; Invalid: a missing parameter has no source; those of
   /// reading the caller's files and buffers.
   static Result<std::unique_ptr<CheckpointLoad>> open(FileSystem& files, const LoadRequest& request,
                                                       const std::vector<ParameterSpec>& parameters,
@@ -66,10 +67,10 @@ class CheckpointLoad final : public StateSource {
     ARTESIAN_CHECK(parameter < match_.saved.size(), parameter, match_.saved.size());
     return !match_.saved[parameter].has_value() && request_.rest == nullptr;
   }
-  /// True if a read has failed: then it is not the tiers that are at fault.
+  /// True if a read from the checkpoint has failed, so that the tiers are not at fault.
   bool failed() const noexcept { return failed_; }
 
-  /// How many updates each of the model's parameters has had; of one that stays, 0.
+  /// Number of updates of each of the model's parameters; 0 for one that is not loaded.
   std::vector<std::uint64_t> update_counts() const;
   bool optimizer_states() const noexcept { return request_.optimizer_states; }
   const CheckpointManifest& manifest() const noexcept { return reader_->manifest(); }

@@ -1,10 +1,10 @@
-// The manifest of a checkpoint, format version 1: the last file of it that is written, and the only
-// one that is believed by itself: it ends with a checksum of all bytes before. Every other file is
-// named in it with its length and a digest, the data files by way of their checksums.
+// The manifest of a checkpoint, format version 1. It is the file that is written last, and it ends
+// with a checksum of all its previous bytes. It lists every other file with its length and a
+// digest; for data files the digest is that of their checksums.
 //
-// A manifest may come from a stranger, with a right checksum. So nothing in it is believed before
-// it is checked: names lead nowhere, parts lie within their file and their parameter and do not
-// overlap, and arrays of an unknown kind are refused by name.
+// A manifest may come from a stranger, with a correct checksum, so everything in it is checked:
+// names must not lead out of the folder, parts must lie within their file and their parameter and
+// not overlap, and arrays of an unknown kind are refused by name.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace artesian::zero3 {
 
-/// Stands before the digest that closes the text.
+/// Precedes the digest at the end of the text.
 inline constexpr std::string_view manifest_checksum_key = R"("checksum":")";
 
 inline constexpr std::uint64_t checkpoint_version = 1;
@@ -36,7 +36,8 @@ struct SavedParameter {
   std::vector<std::uint64_t> shape{};
   bool trainable = true;
 
-  std::uint64_t numel() const noexcept;  // cannot overflow in a manifest that was read
+  std::uint64_t numel()
+      const noexcept;  // cannot overflow in a manifest that read_manifest() returned
   bool operator==(const SavedParameter&) const = default;
 };
 
@@ -48,8 +49,8 @@ struct SavedGroup {
   double eps = 0.0;
   double weight_decay = 0.0;
   double lr = 0.0;                          // learning rate of the last step
-  std::uint64_t step = 0;                   // updates that it has had
-  std::vector<std::uint32_t> parameters{};  // indices
+  std::uint64_t step = 0;                   // number of updates so far
+  std::vector<std::uint32_t> parameters{};  // indices of parameters
 
   bool operator==(const SavedGroup&) const = default;
 };
@@ -57,17 +58,17 @@ struct SavedGroup {
 struct SavedDataFile {
   std::string name{};  // "rank0.safetensors", "frozen.safetensors"
   std::uint32_t rank = 0;
-  std::string node{};            // the machine that wrote it
+  std::string node{};            // name of the machine that wrote it
   std::uint64_t bytes = 0;       // size of the file
-  std::uint64_t head_bytes = 0;  // of these, the header before the blocks
-  std::string head_digest{};     // XXH3-128, hex
+  std::uint64_t head_bytes = 0;  // bytes of the header before the blocks
+  std::string head_digest{};     // XXH3-128 of the header, hex
   std::string sums_digest{};     // digest of the file with the blocks' checksums
   tiering::SnapshotSeed seed{};  // seed of the checkpoint for which the file was first written
 
   bool operator==(const SavedDataFile&) const = default;
 };
 
-/// Any other file: the caller's, the model's.
+/// Any other file: of the caller or of the model.
 struct SavedSideFile {
   std::string name{};  // "client-NAME", "model/NAME"
   std::uint64_t bytes = 0;
@@ -76,9 +77,9 @@ struct SavedSideFile {
   bool operator==(const SavedSideFile&) const = default;
 };
 
-/// The source of training data: an ordered list of these makes the stream of tokens.
+/// One source of training data; an ordered list of sources makes the stream of tokens.
 struct SavedSource {
-  std::string name{};        // for messages
+  std::string name{};        // used in messages
   std::uint64_t tokens = 0;  // length
   std::string digest{};      // digest over evenly spread blocks of token ids
 
@@ -99,8 +100,8 @@ struct SavedTrainer {
 
 struct CheckpointManifest {
   CheckpointLink link{};     // id, parent, lineage, serial
-  std::uint64_t run_id = 0;  // of the process that saved
-  std::string created{};     // for people
+  std::uint64_t run_id = 0;  // run id of the process that saved
+  std::string created{};     // time, for people
   TrainingState state{};
   std::vector<SavedParameter> parameters{};
   std::vector<SavedGroup> groups{};
@@ -108,18 +109,21 @@ struct CheckpointManifest {
   std::vector<SavedBufferPlace> buffers{};
   std::vector<SavedDataFile> files{};
   std::vector<SavedSideFile> side_files{};
-  std::vector<std::pair<std::string, std::string>> aliases{};  // another name, the parameter's
-  std::vector<std::string> excluded{};                         // names of parameters left out
-  std::string config{};                                        // the resolved configuration, JSON
-  std::map<std::string, std::string> machine{};  // what bits depend on: threads, instruction set
+  std::vector<std::pair<std::string, std::string>>
+      aliases{};                        // pairs: another name, the parameter's name
+  std::vector<std::string> excluded{};  // names of parameters left out
+  std::string config{};                 // the resolved configuration, JSON
+  std::map<std::string, std::string>
+      machine{};  // facts that results depend on: threads, instruction set
   std::optional<SavedTrainer> trainer{};
 };
 
-/// Errors: Invalid: a name or text is not UTF-8, or a number not finite; Exhausted: too long.
+/// Writes a manifest. Errors: Invalid: a name or text is not UTF-8, or a number is not finite;
+/// Exhausted: too long.
 Result<std::string> write_manifest(const CheckpointManifest& manifest);
 
-/// Errors: Corrupt (damage, or what cannot be), Unsupported (another version, unknown arrays):
-/// without the file's name.
+/// Reads and checks a manifest. Errors: Corrupt (damaged or inconsistent), Unsupported (another
+/// version, unknown arrays); without the file's name.
 Result<CheckpointManifest> read_manifest(std::string_view text);
 
 /// XXH3-128 as 32 hex digits.

@@ -1,13 +1,13 @@
-// CheckpointSaver: saves one checkpoint after the other without ever endangering the training that
-// it is of. The blocks go through tiering/snapshot_file.h while the training's passes run; what
-// blocks (making files, syncs, renames, pruning) runs on threads of its own, and nobody waits for
-// these without a deadline. A save that fails leaves the former checkpoints as they are, and the
-// saver ready for the next one, as soon as the disk has let go of the last.
+// CheckpointSaver: saves checkpoints one after the other without endangering the training. Blocks
+// are written through tiering/snapshot_file.h while the training's passes run. Calls that may block
+// (creating files, syncs, renames, pruning) run on separate threads, and every wait for them has a
+// deadline. A save that fails leaves the earlier checkpoints unchanged, and the saver is ready for
+// the next one as soon as the disk has finished with the failed one.
 //
 // Order: begin, add_file and link_file, the writes; then commit or abandon; then finish. A commit
-// goes on by itself: finish says what came of it.
+// runs in the background: finish returns its outcome.
 //
-// Thread: one, but for what SnapshotFile allows.
+// Thread: one, except for what SnapshotFile allows.
 #pragma once
 
 #include <cstdint>
@@ -28,23 +28,23 @@ namespace artesian::zero3 {
 struct SaverOptions {
   std::string directory{};
   std::uint64_t run_id = 0;
-  std::uint32_t keep = 2;  // checkpoints of this run's line; 0: all
-  /// The longest that a call, or a wait for a write, lasts without an answer from the disk.
+  std::uint32_t keep = 2;  // checkpoints of this run's line to keep; 0: all
+  /// The longest time that a call, or a wait for a write, lasts without an answer from the disk.
   double stall_seconds = 10.0;
-  /// Bytes of a data file whose room is to be ours from the start, and again after each save;
-  /// 0: it is taken when it is needed.
+  /// Size of a data file whose space is reserved at the start, and again after each save; 0: space
+  /// is taken when needed.
   std::uint64_t reserve_bytes = 0;
   /// Length of a probe write at the start that measures the folder's speed; 0: none.
   double probe_seconds = 0.0;
-  tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best there is
-  /// Of several ranks that save together: rank 0 alone has the folder, and publishes; each makes
-  /// its own data file.
+  tiering::MakeSnapshotEngine make_engine = nullptr;  // null: the best engine available
+  /// Rank of this process, if several ranks save together: only rank 0 opens the folder and
+  /// publishes; each rank writes its own data file.
   std::uint32_t rank = 0;
 };
 
-/// A checkpoint that rank 0 has begun, for the others to join.
+/// A checkpoint that rank 0 has begun and the other ranks join.
 struct CheckpointToJoin {
-  std::string folder{};  // below the saver's directory
+  std::string folder{};  // name below the saver's directory
   std::uint64_t id = 0;
 };
 
@@ -58,71 +58,74 @@ struct SavedCheckpoint {
 
 class CheckpointSaver {
  public:
-  /// Errors: those of CheckpointFolder::open and reserve; Timeout.
+  /// Opens the folder. Errors: those of CheckpointFolder::open and reserve; Timeout.
   static Result<std::unique_ptr<CheckpointSaver>> open(FileSystem& files,
                                                        SaverOptions options) noexcept;
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
   ~CheckpointSaver();  // waits for transfers in flight, at most stall_seconds
 
-  /// Returns what the folder held when it was opened.
+  /// Returns what the folder contained when it was opened.
   const FolderContent& found() const noexcept { return found_; }
-  /// Bytes a second that the folder took then; 0: not probed.
+  /// Probed write rate of the folder in bytes per second; 0: not probed.
   double write_rate() const noexcept { return write_rate_; }
-  /// The next checkpoint descends from this one. Not while a save is under way.
+  /// Makes the next checkpoint a descendant of this one. Not while a save is under way.
   void go_on_from(const CheckpointLink& parent) noexcept;
 
-  /// Begins to save the state of `step`; on an error no save has begun. Errors: Busy: the disk
-  /// still holds a former save; those of CheckpointFolder::begin; Timeout.
+  /// Begins to save the state of `step`; after an error no save has begun. Errors: Busy: an earlier
+  /// save still waits for the disk; those of CheckpointFolder::begin; Timeout.
   Result<void> begin(const std::string& tag, std::uint64_t step,
                      Replaces replaces = Replaces::OwnLineage,
                      Latest latest = Latest::Becomes) noexcept;
   bool begun() const noexcept { return save_ != nullptr; }
-  /// What the others join, once begun.
+  /// What other ranks pass to join(), once the save has begun.
   CheckpointToJoin to_join() const {
     ARTESIAN_CHECK(save_ != nullptr);
     return {save_->draft.name, save_->draft.link.id};
   }
-  /// Of another rank than 0: adds a file to what rank 0 has begun. Errors: Io, Timeout.
+  /// On ranks other than 0: adds a file to the checkpoint that rank 0 has begun. Errors: Io,
+  /// Timeout.
   Result<void> join(const CheckpointToJoin& begun, const std::string& tag,
                     std::uint64_t step) noexcept;
-  /// A data file of this layout, which is kept until the save has ended. The pointer holds until
-  /// commit or abandon. Errors: NoSpace, Io, Timeout: call abandon.
+  /// Adds a data file with this layout, which is kept until the save has ended. The pointer is
+  /// valid until commit or abandon. Errors: NoSpace, Io, Timeout: call abandon.
   Result<tiering::SnapshotFile*> add_file(const std::string& name, std::uint32_t rank,
                                           std::shared_ptr<const CheckpointLayout> layout) noexcept;
-  /// The file of an earlier checkpoint, `tag`, again, as its manifest has it, with its checksums.
-  /// False: the file system cannot, and it must be written. Errors: Io, Timeout: call abandon.
+  /// Adds a file of the earlier checkpoint `tag`, as recorded in its manifest, by hard link, with
+  /// its checksums. False: the file system has no hard links, so the file must be written. Errors:
+  /// Io, Timeout: call abandon.
   Result<bool> link_file(const std::string& tag, const SavedDataFile& file) noexcept;
 
-  /// Waits for the writes, then starts to make the checkpoint durable. Of the manifest, all but
-  /// `link`, `run_id`, `files` and `side_files` is the caller's; its parts' `file` counts files in
-  /// the order in which they were added or linked.
+  /// Waits for the writes, then starts to make the checkpoint durable. The caller fills the
+  /// manifest except for `link`, `run_id`, `files` and `side_files`; `file` in its parts is the
+  /// index of the file in the order of add_file and link_file calls.
   void commit(CheckpointManifest manifest, std::vector<SideFile> side_files) noexcept;
-  /// Of another rank than 0, in place of commit: waits until its file is durable, for so long, and
-  /// returns its record for rank 0. The save has ended. Errors: NoSpace, Io, Timeout.
+  /// On ranks other than 0, instead of commit: waits until the deadline for this rank's file to be
+  /// durable, and returns its record for rank 0. The save has then ended. Errors: NoSpace, Io,
+  /// Timeout.
   Result<SavedDataFile> make_durable(Deadline deadline) noexcept;
-  /// For ranks other than 0, in place of abandon: rank 0 removes the files.
+  /// On ranks other than 0, instead of abandon: rank 0 removes the files.
   void leave() noexcept;
-  /// Adds the durable file of another rank, after those of lower ranks.
+  /// Adds another rank's durable file, after those of lower ranks.
   void add_durable(SavedDataFile file);
   /// Starts to remove the save's files. `cause`: the error that finish() returns.
   void abandon(Error cause) noexcept;
-  /// Waits for the commit. Nothing: none was started since the last call. Errors: what the save
-  /// failed with; Timeout: it is still under way, ask again.
+  /// Waits for the commit. Returns nothing if none was started since the last call. Errors: the
+  /// error of the save; Timeout: it is still under way, call again.
   Result<std::optional<SavedCheckpoint>> finish(Deadline deadline) noexcept;
-  /// A commit was started or has failed, and finish() has not returned its outcome yet.
+  /// True if a commit was started or has failed, and finish() has not returned its outcome yet.
   bool committing() const noexcept { return commit_.has_value() || lost_.has_value(); }
 
-  /// Gives the reserved room back. Errors: Busy, Io, Timeout.
+  /// Frees the reserved space. Errors: Busy, Io, Timeout.
   Result<void> close() noexcept;
 
  private:
   struct DataFile {
     SavedDataFile record;
-    std::shared_ptr<const CheckpointLayout> layout;  // null: linked
+    std::shared_ptr<const CheckpointLayout> layout;  // null if the file was linked
     std::unique_ptr<tiering::SnapshotFile> snapshot;
   };
-  /// One save. By shared_ptr: of the thread that works on it, which may outlive the saver.
+  /// One save. Shared with the thread that works on it, which may outlive the saver.
   struct Save {
     std::shared_ptr<CheckpointFolder> folder;
     CheckpointDraft draft;
@@ -145,13 +148,14 @@ class CheckpointSaver {
 
   FileSystem& files_;
   const SaverOptions options_;
-  std::shared_ptr<CheckpointFolder> folder_;  // shared_ptr: as Save
+  std::shared_ptr<CheckpointFolder> folder_;  // shared for the same reason as Save
   FolderContent found_;
   double write_rate_ = 0.0;
-  std::shared_ptr<Save> save_;                           // begun, not committed
-  std::optional<DetachedCall<void>> call_;               // the last one; it may not have ended
-  std::optional<DetachedCall<SavedCheckpoint>> commit_;  // not finished
-  std::optional<Error> lost_;                            // a commit that could not be started
+  std::shared_ptr<Save> save_;              // begun, but not committed
+  std::optional<DetachedCall<void>> call_;  // the last call, which may still be running
+  std::optional<DetachedCall<SavedCheckpoint>>
+      commit_;                 // a commit whose outcome finish() has not returned
+  std::optional<Error> lost_;  // error of a commit that could not be started
 };
 
 }  // namespace artesian::zero3

@@ -1,6 +1,6 @@
-// StateSnapshot: copies sub-groups that pass into a checkpoint's file, and knows which have. It
-// copies through buffers of its own, so that a target that is slow, full or gone holds nothing of
-// the training's: then the snapshot has failed (tiering/snapshot_file.h), and the pass goes on.
+// StateSnapshot: copies sub-groups of a pass into a checkpoint's file, and records which were
+// copied. It uses buffers of its own, so that a target that is slow, full or gone blocks no
+// resource of the training: the snapshot fails (tiering/snapshot_file.h), and the pass continues.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ class StateSnapshot {
   void add(const SubGroup& group) noexcept;
   /// Copies the bytes of each of the layout's buffers, in its order.
   void add_buffers(const std::vector<std::span<const std::byte>>& buffers) noexcept;
-  /// True if the sub-group has been added. Of one that failed, not all that has.
+  /// True if the sub-group has been added, if only in part because the snapshot has failed.
   bool has(std::uint32_t unit, std::uint64_t index) const noexcept;
-  /// Nothing has been added that is the state to save.
+  /// Forgets everything added, as it is not the state to be saved.
   void forget() noexcept;
   bool failed() const noexcept { return file_.fault() != nullptr; }
-  /// Bytes of what has been added, and of the whole snapshot.
+  /// Bytes added, and bytes of the whole snapshot.
   std::uint64_t copied_bytes() const noexcept { return file_.bytes_given(); }
   std::uint64_t all_bytes() const noexcept { return file_.bytes_of_blocks(); }
 
@@ -44,7 +44,8 @@ class StateSnapshot {
     const std::byte* from = nullptr;
     std::uint64_t bytes = 0;
     BufferLease buffer{};
-    std::uint64_t first_slice = 0;  // index of its first slice among the slices of all pieces
+    std::uint64_t first_slice =
+        0;  // index of its first slice in the sequence of all pieces' slices
   };
   std::uint64_t lease_pieces(const SubGroup& group, std::vector<Piece>& pieces) noexcept;
   void copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept;

@@ -1,5 +1,5 @@
-// The program that lies beside checkpoints, and makes fp32 weights of them where there is nothing
-// of ours but its own text: python/artesian/checkpoint/zero_to_fp32.py.
+// The program stored beside checkpoints, which converts them to fp32 weights on machines without
+// Artesian: the text of python/artesian/checkpoint/zero_to_fp32.py.
 #pragma once
 
 #include <string_view>

@@ -1,6 +1,6 @@
-// The training configuration: a DeepSpeed JSON, resolved. Every key is in effect, refused by name,
-// or said once to have no effect here; nothing is ignored in silence. Sizes are elements except
-// aio.block_size and the artesian section, which are bytes.
+// The training configuration: a DeepSpeed JSON, resolved. Every key either takes effect, is refused
+// by name, or is reported once as having no effect; none is ignored silently. Sizes are elements
+// except aio.block_size and the artesian section, which are bytes.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,17 @@ namespace artesian::zero3 {
 
 enum class Offload : std::uint8_t { None, Cpu, Nvme };
 
-/// Of counts of elements that a config need not bound, as budgets bound bytes. A JSON integer.
+/// For counts of elements without a bound, since budgets in bytes bound them. Representable as a
+/// JSON integer.
 constexpr std::uint64_t no_limit = std::numeric_limits<std::int64_t>::max();
 
 struct OffloadConfig {
   Offload device = Offload::None;
-  std::vector<std::string> nvme_paths;  // bytes are divided over them
+  std::vector<std::string> nvme_paths;  // folders over which the bytes are divided
   bool pin_memory = true;
-  std::uint64_t buffer_count = 4;           // param: default 5
-  std::uint64_t buffer_size = 100'000'000;  // elements; param only
-  std::uint64_t max_in_cpu = no_limit;      // elements; param only
+  std::uint64_t buffer_count = 4;           // default for parameters: 5
+  std::uint64_t buffer_size = 100'000'000;  // elements; only for parameters
+  std::uint64_t max_in_cpu = no_limit;      // elements; only for parameters
 
   bool operator==(const OffloadConfig&) const = default;
 };
@@ -47,17 +48,18 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
-enum class OptimizerType : std::uint8_t {  // optimizers.h
+enum class OptimizerType : std::uint8_t {  // the optimizers of optimizers.h
   Adam,
   Sgd,
   Adagrad,
   RmsProp,
   Lion,
   Lamb,
-  Muon,  // updates hidden matrices; AdamW updates all else
+  Muon,  // Muon updates hidden matrices; AdamW updates all other parameters
 };
 
-/// How Muon makes a matrix orthogonal: on its own, or on the smaller one of inner products.
+/// How Muon orthogonalizes a matrix: iterating on the matrix itself (Standard), or on its smaller
+/// Gram matrix (Gram).
 enum class NewtonSchulz : std::uint8_t { Standard, Gram };
 
 struct OptimizerConfig {
@@ -69,14 +71,15 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool bias_correction = true;
-  double dampening = 0.0;        // SGD
-  bool nesterov = false;         // SGD
-  double lr_decay = 0.0;         // Adagrad
-  double initial_squares = 0.0;  // Adagrad: what its sums begin with
-  double min_coeff = 0.01;       // Lamb: bounds of the trust ratio
+  double dampening = 0.0;        // for SGD
+  bool nesterov = false;         // for SGD
+  double lr_decay = 0.0;         // for Adagrad
+  double initial_squares = 0.0;  // for Adagrad: initial value of its sums
+  double min_coeff = 0.01;       // for Lamb: bounds of the trust ratio
   double max_coeff = 10.0;
-  double muon_lr = 0.0;    // Muon: of matrices; `lr` is of all else
-  double momentum = 0.95;  // Muon
+  double muon_lr =
+      0.0;  // for Muon: learning rate of matrices; `lr` is that of all other parameters
+  double momentum = 0.95;  // for Muon
   NewtonSchulz newton_schulz = NewtonSchulz::Gram;
 
   bool operator==(const OptimizerConfig&) const = default;
@@ -93,7 +96,7 @@ struct SchedulerConfig {
   };
   Type type = Type::Constant;
   double warmup_min_lr = 0.0;
-  double warmup_max_lr = 0.0;  // resolved: never "absent"
+  double warmup_max_lr = 0.0;  // resolved: always present
   std::uint64_t warmup_num_steps = 1000;
   bool warmup_linear = false;  // false: logarithmic
   std::uint64_t total_num_steps = 0;
@@ -110,7 +113,7 @@ struct SchedulerConfig {
   };
   RangeTest range_test{};
 
-  struct Cycle {  // parameters of OneCycle; steps of both halves; 0 stairs: none
+  struct Cycle {  // parameters of OneCycle; steps of both halves; 0 stairs: no stairs
     double min_lr = 0.0;
     double max_lr = 0.0;
     double decay_lr_rate = 0.0;
@@ -118,8 +121,8 @@ struct SchedulerConfig {
     std::uint64_t second_steps = 2000;
     std::uint64_t first_stairs = 0;
     std::uint64_t second_stairs = 0;
-    std::uint64_t decay_step_size = 0;  // 0: no decay behind the cycle
-    bool momentum = true;               // Adam's beta1 goes the other way, and beta2 is 0.99
+    std::uint64_t decay_step_size = 0;  // 0: no decay after the cycle
+    bool momentum = true;  // Adam's beta1 cycles in the opposite direction, and beta2 is 0.99
     double min_momentum = 0.8;
     double max_momentum = 0.9;
     double decay_momentum_rate = 0.0;
@@ -131,7 +134,7 @@ struct SchedulerConfig {
   bool operator==(const SchedulerConfig&) const = default;
 };
 
-/// Loss scaling of fp16 (deepspeed loss_scaler semantics).
+/// Loss scaling of fp16 (same semantics as DeepSpeed's loss_scaler).
 struct LossScaleConfig {
   double loss_scale = 0.0;  // > 0: static; 0: dynamic
   std::uint32_t initial_scale_power = 16;
@@ -157,8 +160,8 @@ enum class VerifyMode : std::uint8_t { Full, Sample, Off };
 enum class EngineChoice : std::uint8_t { Auto, IoUring, Libaio, Threads };
 enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 
-/// The determinism of LibTorch's operations on a GPU. Preferred: those that have no deterministic
-/// kernel run, too, and LibTorch's fused attention takes the one that is not.
+/// The determinism of LibTorch's operations on a GPU. Preferred: operations without a deterministic
+/// kernel run, too, and LibTorch's fused attention uses its nondeterministic kernel.
 enum class Determinism : std::uint8_t { Required, Preferred };
 
 /// The "artesian" section.
@@ -171,15 +174,17 @@ struct ArtesianConfig {
   Determinism determinism = Determinism::Required;
   EngineChoice engine = EngineChoice::Auto;
   PollingChoice polling = PollingChoice::Off;
-  bool speculative_update = true;         // under backward: under_backward.h
-  std::uint64_t skipped_steps_max = 100;  // skipped steps in a row that end the run; 0: no limit
-  std::uint64_t checkpoint_every = 0;     // steps; 0: at the end alone
-  DType moments = DType::Float32;         // of the optimizer; BFloat16 rounds to nearest
+  bool speculative_update = true;  // update under backward, rolled back if needed: under_backward.h
+  std::uint64_t skipped_steps_max =
+      100;  // the run ends after more skipped steps in a row than this; 0: no limit
+  std::uint64_t checkpoint_every = 0;  // steps between checkpoints; 0: only at the end
+  DType moments = DType::Float32;  // dtype of the optimizer's moments; BFloat16 rounds to nearest
 
   bool operator==(const ArtesianConfig&) const = default;
 };
 
-/// Where a trainer sends the figures of steps, besides its log: a section that is enabled.
+/// An enabled section for a tracker, to which a trainer sends the figures of each step, besides its
+/// log.
 struct TrackerConfig {
   std::string name;                            // tensorboard, wandb, csv_monitor or comet
   std::map<std::string, std::string> options;  // keys given in the section, as text
@@ -194,38 +199,41 @@ struct Config {
   double gradient_clipping = 1.0;  // 0: off
   std::optional<std::uint64_t> steps_per_print;
   bool wall_clock_breakdown = false;
-  DType param_dtype = DType::Float32;       // fp16 / bf16 section, else fp32
+  DType param_dtype = DType::Float32;       // from the fp16 or bf16 section, else fp32
   DType grad_accum_dtype = DType::Float32;  // default: param_dtype
   LossScaleConfig loss_scale;               // used with fp16
   bool check_grad_overflow = true;          // bf16 section; always true for fp16 and fp32
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   std::vector<TrackerConfig> trackers;
-  bool activation_checkpointing = false;  // keep stages' inputs alone, run them again in backward
-  bool cpu_checkpointing = false;         // and inputs in host memory or on NVMe
+  bool activation_checkpointing =
+      false;                       // keep only the stages' inputs, and recompute stages in backward
+  bool cpu_checkpointing = false;  // keep these inputs in host memory or on NVMe
   ZeroConfig zero;
   AioConfig aio;
-  /// The config has no aio section: what `aio_bench tune` found for a disk goes before `aio`
-  /// (path_io.h). A Config that was not read from JSON says what it means, unless it sets this.
+  /// The config has no aio section, so settings that `aio_bench tune` found for a disk override
+  /// `aio` (path_io.h). A Config that was not read from JSON uses its own `aio`, unless it sets
+  /// this.
   bool aio_from_profile = false;
   ArtesianConfig artesian;
-  std::vector<std::string> notes;  // one line each: keys without effect, resolved values
+  std::vector<std::string> notes;  // one line each: keys without effect, and resolved values
 
   bool operator==(const Config&) const = default;
 };
 
-/// How unknown keys are treated. Noted: they are ignored and listed in Config::notes.
+/// How unknown keys are treated: as faults, or ignored and listed in Config::notes.
 enum class UnknownKeys : std::uint8_t { AreFaults, AreNoted };
 
-/// Values of the command line and the model where the config lacks one or says "auto".
+/// Values from the command line and the model, used if the config lacks one or says "auto".
 struct ConfigArguments {
   std::optional<std::uint64_t> micro_batch_size;
   std::optional<std::uint64_t> accumulation_steps;
   std::optional<double> lr;
-  std::optional<std::uint64_t> steps;  // total optimizer steps, for schedules
-  // The run's steps by its data, without --steps; known only after the config was first read.
+  std::optional<std::uint64_t> steps;  // total optimizer steps, for learning rate schedules
+  // The run's number of steps as given by its data, without --steps; known only after the config
+  // was first read.
   std::optional<std::uint64_t> steps_of_data = {};
-  bool steps_later = false;                  // steps follow later, so a schedule may lack them
+  bool steps_later = false;  // the number of steps follows later, so a schedule may lack it for now
   std::optional<std::uint64_t> hidden_size;  // for "auto" bucket sizes
   std::uint64_t world_size = 1;
   UnknownKeys unknown_keys = UnknownKeys::AreFaults;

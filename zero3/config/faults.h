@@ -12,18 +12,18 @@ namespace artesian::zero3 {
 
 class Faults {
  public:
-  /// One line: "KEY.PATH: got X, allowed Y; FIX".
+  /// Adds the line "KEY.PATH: got X, allowed Y; FIX".
   void invalid(std::string line) {
     lines_.push_back(std::move(line));
     code_ = ErrorCode::Invalid;
   }
-  /// One line: "not supported yet: KEY.PATH: ...".
+  /// Adds the line "not supported yet: KEY.PATH: ...".
   void unsupported(const std::string& line) {
     if (lines_.empty()) code_ = ErrorCode::Unsupported;
     lines_.push_back("not supported yet: " + line);
   }
-  /// One line: "KEY.PATH: ...", and that DeepSpeed 0.19.8 has removed it. `line`: the path, and
-  /// what was got and is allowed where a value is at fault.
+  /// Adds the line "KEY.PATH: ...", which says that DeepSpeed 0.19.8 has removed the key. `line`:
+  /// the path and, if a value is at fault, what was given and what is allowed.
   void removed(const std::string& line) {
     if (lines_.empty()) code_ = ErrorCode::Unsupported;
     const bool of_value = line.find(": got ") != std::string::npos;
@@ -32,11 +32,11 @@ class Faults {
   }
 
   bool empty() const noexcept { return lines_.empty(); }
-  /// More faults are only counted.
+  /// True if further faults are only counted.
   bool full() const noexcept { return lines_.size() >= lines_max; }
 
-  /// At most 5 lines joined by '\n'; the last one then counts the rest. Code: Unsupported if every
-  /// fault is one, else Invalid.
+  /// At most 5 lines joined by '\n'; if there are more faults, the last line counts them. Code:
+  /// Unsupported if every fault is one, else Invalid.
   Error to_error() const {
     ARTESIAN_CHECK(!lines_.empty());
     std::string message;

@@ -1,6 +1,5 @@
-// The optimizers, each described once: what it is called, what it keeps of each element, which
-// parameters it has, and by which rule of kernels/update.h it steps. Placements, checkpoints, plans
-// and the Python package go by this table.
+// The table of optimizers: for each its name, its state per element, its parameters and its update
+// rule in kernels/update.h. Placements, checkpoints, plans and the Python package use this table.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 namespace artesian::zero3 {
 
-/// What an optimizer keeps of each element besides its weight, by the names of torch.optim; empty
-/// where it keeps none. An average may be negative, squares are not.
+/// The state that an optimizer keeps per element besides the weight, under torch.optim's names;
+/// empty if it keeps none. An average may be negative, squares may not.
 struct Moments {
   std::string_view average = "exp_avg";
   std::string_view squares = "exp_avg_sq";
@@ -26,29 +25,30 @@ struct Moments {
 
 struct OptimizerForm {
   OptimizerType type;
-  std::string_view name;    // as optimizer.type has it
-  Moments moments;          // the most that it keeps
-  std::string_view params;  // keys of optimizer.params, '|' between them
+  std::string_view name;    // name in optimizer.type
+  Moments moments;          // the most state that it keeps
+  std::string_view params;  // keys of optimizer.params, separated by '|'
   double lr = 1e-3;         // defaults
   double eps = 1e-8;
   double beta2 = 0.999;
 };
 
-/// All of them; Adam stands twice, for its two names.
+/// All optimizers; Adam is listed twice, under its two names.
 std::span<const OptimizerForm> optimizer_forms() noexcept;
-/// The one of this name, in any case; null: there is none.
+/// The optimizer of this name, ignoring case; null if there is none.
 const OptimizerForm* find_optimizer(std::string_view name) noexcept;
 
-/// What Muon keeps of each element of a matrix.
+/// Muon's state per element of a matrix.
 inline constexpr Moments matrix_moments{.average = "momentum_buffer", .squares = ""};
 
-/// What an optimizer keeps under this configuration. RMSprop has an average if it has momentum.
+/// The state that an optimizer keeps under this configuration. RMSprop has an average only with
+/// momentum.
 Moments moments_of(const OptimizerConfig& config) noexcept;
-/// "AdamW" or "Adam" by the kind of decay, "SGD": as optimizer.type has it.
+/// The name in optimizer.type: "SGD", and "AdamW" or "Adam" by the kind of weight decay.
 std::string_view type_name(const OptimizerConfig& config) noexcept;
-/// "adamw", "adam", "sgd": what manifests of checkpoints call it.
+/// The name in checkpoint manifests: "adamw", "adam", "sgd".
 std::string saved_name(const OptimizerConfig& config) noexcept;
-/// True if it has two betas, which a schedule may cycle.
+/// True if the optimizer has two betas, which a schedule may cycle.
 bool has_betas(const OptimizerConfig& config) noexcept;
 
 }  // namespace artesian::zero3

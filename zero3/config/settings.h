@@ -1,5 +1,5 @@
-// Settings: what a config text says, checked key by key against the table (keys.h) and
-// looked up by canonical path. What depends on several keys is config_resolve's.
+// Settings: the content of a config text, checked key by key against the table (keys.h) and looked
+// up by canonical path. Rules about several keys are in resolve.h.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@
 
 namespace artesian::zero3 {
 
-/// One key as given.
+/// One key as the user gave it.
 struct Setting {
   const ConfigKey* key = nullptr;
-  std::string typed_path;  // as the user typed it
+  std::string typed_path;  // the path as the user typed it
   std::string typed_value;
-  bool automatic = false;  // "auto": the value is for the resolver to find
+  bool automatic = false;  // the value is "auto": the resolver determines it
   JsonValue value;
 };
 
 class Settings {
  public:
-  /// Checks the members of the root object. Every fault and every note goes to the two lists.
+  /// Checks the members of the root object. Adds all faults and notes to the two lists.
   Settings(const JsonValue& root, UnknownKeys unknown, Faults& faults,
            std::vector<std::string>& notes);
 
-  /// Has a valid value (not "auto", not null).
+  /// True if the key has a valid value (neither "auto" nor null).
   bool given(std::string_view path) const;
   bool automatic(std::string_view path) const;
-  /// Was given, but wrongly: no further complaint about it makes sense.
+  /// True if the key was given with an invalid value: no further complaint about it makes sense.
   bool broken(std::string_view path) const { return broken_.contains(std::string(path)); }
 
   /// Returns the value, or the table's default; false, 0 or empty if that is null.
@@ -41,12 +41,12 @@ class Settings {
   std::uint64_t integer(std::string_view path) const;
   double real(std::string_view path) const;
   std::string text(std::string_view path) const;
-  /// The value as JSON; null where absent without a default.
+  /// The value as JSON; null if the key is absent and has no default.
   JsonValue value(std::string_view path) const;
 
-  /// The path as typed, or the canonical one.
+  /// The path as the user typed it, else the canonical one.
   std::string name(std::string_view path) const;
-  /// The value as typed.
+  /// The value as the user typed it.
   std::string typed(std::string_view path) const;
 
   const std::map<std::string, Setting>& all() const noexcept { return settings_; }

@@ -1,4 +1,4 @@
-// One value against one row of the table.
+// Checks one value against one row of the table.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace artesian::zero3 {
 
-/// Returns what is wrong with the value: "got X, allowed Y; FIX", or nothing. Puts the value into
-/// its normal form: choices in the table's spelling, sizes as bytes, aio's "true" as true.
+/// Returns what is wrong with the value: "got X, allowed Y; FIX", or nothing. Normalizes the value:
+/// choices in the table's spelling, sizes as bytes, aio's "true" as true.
 std::optional<std::string> value_fault(const ConfigKey& key, JsonValue& value);
 
-/// The value is among the ones that a NotSupported key accepts.
+/// True if a NotSupported key accepts this value.
 bool value_supported(const ConfigKey& key, const JsonValue& value);
 
 }  // namespace artesian::zero3

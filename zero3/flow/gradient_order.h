@@ -1,11 +1,11 @@
-// GradientOrder: which gradients are final in a step's last backward. The driver says when nothing
-// is added to a unit's gradient any more. Units that are updated under backward are handed out in
-// the order that was expected when it began, because the optimizer reads their state in that order
-// ahead of time; one that is complete early waits for those before it.
+// GradientOrder: which gradients are final in a step's last backward. The driver reports when
+// nothing more is added to a unit's gradient. Units that are updated under backward are handed out
+// in the order expected when backward began, because the optimizer reads their state ahead in that
+// order. A unit that completes early waits for those before it.
 //
-// A driver that knows the model's stages knows that order. Of a model that somebody else runs
-// nobody does: then the units that were complete in the last backward of the step before are
-// expected, in the order in which they were.
+// A driver that knows the model's stages knows this order. For a hooked model (run by the caller's
+// code) the order is unknown: then the units that completed in the previous step's last backward
+// are expected, in the same order.
 #pragma once
 
 #include <cstddef>
@@ -21,32 +21,32 @@ class GradientOrder {
  public:
   explicit GradientOrder(std::size_t units) : complete_(units, false), added_late_(units, false) {}
 
-  /// A step's last backward begins; these units are expected, in this order.
+  /// Starts a step's last backward; `expected`: units in the order in which they should complete.
   void begin(std::vector<std::uint32_t> expected);
-  /// It has become no last backward after all: nothing is complete.
+  /// Cancels that: this backward is not the last one, and nothing is complete.
   void give_up() noexcept;
-  /// Nothing is added to the unit's gradient any more, the driver says. Once a backward. It is not
-  /// believed of a unit of which it was wrong before.
+  /// The driver reports that nothing more is added to the unit's gradient; once per backward. The
+  /// report is ignored for a unit for which an earlier report was wrong.
   void complete(std::uint32_t unit);
   bool is_complete(std::uint32_t unit) const noexcept {
     ARTESIAN_CHECK(unit < complete_.size(), unit, complete_.size());
     return complete_[unit];
   }
-  /// The driver was wrong: something is added to a unit that was complete.
+  /// A report was wrong: a gradient is added to a unit that was reported complete.
   void added_late(std::uint32_t unit) noexcept { added_late_[unit] = true; }
-  /// The next of the units that are expected, if it is complete; each once.
+  /// Returns the next expected unit if it is complete; each unit once.
   std::optional<std::uint32_t> next();
-  /// Returns the units of `chosen` that were complete in the last backward of the step before, in
-  /// that order: the order to expect.
+  /// Returns the units of `chosen` that completed in the previous step's last backward, in that
+  /// order, as the order to expect.
   std::vector<std::uint32_t> as_before(const std::vector<bool>& chosen) const;
 
  private:
   std::vector<std::uint32_t> expected_;
-  std::size_t handed_out_ = 0;  // how many of these were handed out
+  std::size_t handed_out_ = 0;  // number of expected units handed out
   std::vector<bool> complete_;  // whether a unit's gradient is complete
   std::vector<bool> added_late_;
-  std::vector<std::uint32_t> came_;    // complete, in this order
-  std::vector<std::uint32_t> before_;  // order of the step before's last backward
+  std::vector<std::uint32_t> came_;    // complete units, in the order of completion
+  std::vector<std::uint32_t> before_;  // order of completion in the previous step's last backward
 };
 
 }  // namespace artesian::zero3

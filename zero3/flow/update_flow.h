@@ -1,30 +1,28 @@
-// UpdateFlow: the update of a training step, from the begin of a step's last backward to the end of
-// the next forward: when a pass begins, which unit is updated next, when memory is borrowed, what a
-// rollback undoes, and what the step's end makes of all that. Which unit comes when is
-// UpdateOrder's matter, and which sub-group RingOrder's. It moves nothing: a Player derives from
-// it, the optimizer (step/optimizer.h) over tiered state, or the plan's rehearsal
-// (plan/rehearsal.cpp) over times.
+// UpdateFlow: the update of a training step, from the beginning of a step's last backward to the
+// end of the next forward: when a pass begins, which unit is updated next, when memory is borrowed,
+// what a rollback undoes, and what remains at the step's end. UpdateOrder decides the order of
+// units, RingOrder that of sub-groups. This class moves no bytes; a Player derives from it: the
+// optimizer (step/optimizer.h) on tiered state, or the plan's rehearsal (plan/rehearsal.cpp) on
+// simulated times.
 //
 // A Player has:
 //
-//   auto& ring();                     of the pass: a RingOrder, or what derives from one
+//   auto& ring();                     of the pass: a RingOrder, or a class derived from it
 //   bool separate() const;            the model computes on a separate device
-//   Result<void> begin_pass();        over order().pass(); of Tried, ahead() may be rolled back
-//   Result<void> abandon_pass();      waits for its reads, and forgets the pass
-//   void lend(bool);                  whether the ring may borrow memory from here on
-//   bool borrows() const;             it has some
-//   Result<void> measure();           Placement::measures: a pass that reads what the update will
-//   void fix(unit);                   what this step does to the unit is known
-//   void begin_refresh(unit);         its slot is filled by the update from here on
-//   Result<void> end_refresh(unit);   it is updated
-//   bool keeps(unit) const;           forward finds what its slot is refreshed with now
-//   bool reduced(unit) const;         its gradient is that of all ranks by now
-//   void shadows(Shadows);            of ahead()
-//   Result<void> restore();           what updated() were, once the pass is abandoned
-//   Result<void> settle();            what reads homes from outside of the pass has ended
+//   Result<void> begin_pass();        over order().pass(); in phase Tried, ahead() may be rolled
+//   back Result<void> abandon_pass();      waits for its reads, and drops the pass void lend(bool);
+//   sets whether the ring may borrow memory bool borrows() const;             the ring has borrowed
+//   memory Result<void> measure();           Placement::measures: a pass that only reads void
+//   fix(unit);                   the unit's update constants are known void begin_refresh(unit);
+//   its slot is filled by the update from here on Result<void> end_refresh(unit);   the unit is
+//   updated bool keeps(unit) const;           the refreshed slot will still be there in forward
+//   bool reduced(unit) const;         its gradient includes all ranks
+//   void shadows(Shadows);            those of ahead()
+//   Result<void> restore();           old values of updated(), after the pass is abandoned
+//   Result<void> settle();            waits for reads of homes outside of the pass
 //   Result<void> update_on_device(unit);
 //   void count_updates();             the step's update is fixed for every unit
-//   Result<void> drain();             the pass is done: waits for its writes
+//   Result<void> drain();             at the pass's end: waits for its writes
 #pragma once
 
 #include <cstdint>
@@ -37,19 +35,20 @@
 
 namespace artesian::zero3 {
 
-/// What happens to the shadows, the second places of tried updates.
+/// What happens to the shadows (second places on NVMe) of speculative updates.
 enum class Shadows : std::uint8_t { Begin, Drop, Commit };
 
 template <typename Player>
 class UpdateFlow {
  public:
-  /// Sets the order of updates: that of first use in forward. Units that are not named follow. No
-  /// update may be under way. The default is the order of unit numbers.
+  /// Sets the order of updates: that of first use in forward. Units not listed follow. No update
+  /// may be under way. The default is the order of unit numbers.
   void set_order(const std::vector<std::uint32_t>& units) { order_.set_order(units); }
-  /// Begins an update while gradients are still to come: of `units`, in this order, each once its
-  /// own is final. Behind them it reads what defer() will update first, as far as the ring goes;
-  /// but not where some gradients come through the ring as well. `tried`: it may be rolled back;
-  /// then each of `units` has shadows, or memory for what its state was. Errors: the player's.
+  /// Begins an update before all gradients are known: of `units`, in this order, each once its own
+  /// gradient is final. After them, state that defer() will update first is read ahead, as far as
+  /// the ring allows, unless some gradients pass through the ring, too. `tried`: the update may be
+  /// rolled back; then each of `units` has shadows, or memory for its old state. Errors: the
+  /// player's.
   Result<void> begin_ahead(std::vector<std::uint32_t> units, bool tried) {
     if (order_.goes_on_reading(units, tried)) return {};
     ARTESIAN_TRY_VOID(stop_reading());
@@ -59,30 +58,30 @@ class UpdateFlow {
     if (speculative()) player().shadows(Shadows::Begin);
     return {};
   }
-  /// Units are being updated under backward, and defer() has not been called yet.
+  /// True if units are being updated under backward, and defer() has not been called yet.
   bool under_backward() const noexcept { return order_.under_backward(); }
-  /// The update may be rolled back.
+  /// True if the update may be rolled back.
   bool speculative() const noexcept { return order_.phase() == UpdatePhase::Tried; }
-  /// How many units are updated under backward.
+  /// The number of units updated under backward.
   std::size_t updated_under_backward() const noexcept {
     return under_backward() ? order_.updated().size() : 0;
   }
   bool step_under_way() const noexcept { return order_.phase() == UpdatePhase::Deferred; }
 
-  /// The accumulated gradient of the next of begin_ahead's units is final.
+  /// Reports that the gradient of the next of begin_ahead's units is final.
   void gradient_is_final(std::uint32_t unit) {
     order_.gradient_is_final(unit);
     player().fix(unit);
     player().begin_refresh(unit);
   }
-  /// Backward has left a stage: after the first one, which needs the most memory, reads go to
-  /// memory that activations have left, too.
+  /// Reports that backward has left a stage. After the first stage, which needs the most memory,
+  /// reads also use memory freed by activations.
   void stage_is_done() {
     const bool reads = order_.phase() == UpdatePhase::Reading || under_backward();
     if (reads && !player().separate()) player().lend(true);
   }
-  /// Rolls back the tried update: weights, moments and gathered parameters have their former
-  /// values, and defer() then begins with all units. Errors: as update_up_to.
+  /// Rolls back the speculative update: weights, moments and gathered parameters get their old
+  /// values, and defer() then updates all units. Errors: as update_up_to.
   Result<void> take_back() {
     ARTESIAN_CHECK(speculative());
     player().shadows(Shadows::Drop);
@@ -92,16 +91,16 @@ class UpdateFlow {
     order_.roll_back();
     return {};
   }
-  /// UpdateOrder::judged.
+  /// As UpdateOrder::judged.
   void judged(bool as_begun) noexcept { order_.judged(as_begun); }
-  /// The step is not updated: returns memory borrowed for reading ahead, since the next forward
-  /// needs it. Errors: as begin_ahead.
+  /// Ends a step without an update: returns memory borrowed for reading ahead, since the next
+  /// forward needs it. Errors: as begin_ahead.
   Result<void> skip() {
-    player().lend(false);  // soon forward needs all memory
+    player().lend(false);  // forward will soon need all memory
     return player().borrows() ? stop_reading() : Result<void>();
   }
-  /// Drops what backward has read ahead, so that the ring is free; defer() reads it anew. Not once
-  /// a unit is updated under backward. Errors: as begin_ahead.
+  /// Drops what was read ahead under backward, so that the ring is free; defer() reads it again.
+  /// Not once a unit was updated under backward. Errors: as begin_ahead.
   Result<void> stop_reading() {
     if (order_.phase() != UpdatePhase::Reading) return {};
     order_.stop_reading();
@@ -109,7 +108,7 @@ class UpdateFlow {
     return player().abandon_pass();
   }
 
-  /// True if the next unit may be updated before anything demands it.
+  /// True if the next unit may be updated before anything needs it.
   bool may_update_next() {
     const auto keeps = [this](std::uint32_t unit) { return player().keeps(unit); };
     return order_.may_update_next(keeps) && player().reduced(order_.next());
@@ -120,9 +119,9 @@ class UpdateFlow {
     auto& ring = player().ring();
     return ring.may_give_back() || ring.may_read_on() || (may_update_next() && ring.may_advance());
   }
-  /// Gives back what was borrowed, updates what is next as long as nothing has to be waited for,
-  /// and reads on: under backward units with a final gradient, later those whose slots exist to be
-  /// filled, and stay. So the bytes of a step do not depend on when this is called. Errors: as
+  /// Returns borrowed memory, updates the next units as long as nothing must be waited for, and
+  /// reads ahead. Under backward it updates units with final gradients, later units whose slots
+  /// exist and will stay. So the bytes of a step do not depend on when this is called. Errors: as
   /// update_up_to.
   Result<void> update_ahead() {
     if (order_.phase() == UpdatePhase::Idle) return {};
@@ -135,13 +134,13 @@ class UpdateFlow {
     }
     return ring.may_read_on() ? ring.read_on() : Result<void>();
   }
-  /// Updates a unit and those before it in order, unless that is done. Errors: the ring's and the
+  /// Updates a unit and all before it in the order, unless done already. Errors: the ring's and the
   /// player's.
   Result<void> update_up_to(std::uint32_t unit) {
     while (order_.demands(unit)) ARTESIAN_TRY_VOID(update_next());
     return {};
   }
-  /// Updates the rest; afterwards nothing is in flight. Errors: as update_up_to.
+  /// Updates the rest; afterwards no transfer is in flight. Errors: as update_up_to.
   Result<void> finish_step() {
     if (!step_under_way()) return {};
     while (order_.some_left()) ARTESIAN_TRY_VOID(update_next());
@@ -155,13 +154,13 @@ class UpdateFlow {
   explicit UpdateFlow(const Placement& placement) : placement_(placement), order_(placement) {}
   ~UpdateFlow() = default;
 
-  /// All gradients are final. Updates the rest of begin_ahead's units; `fixed()` then tells the
-  /// player what the step is; begins one update of every other unit, and updates what a separate
-  /// device updates by itself. Errors: as update_up_to.
+  /// Called when all gradients are final. Updates the rest of begin_ahead's units; `fixed()` then
+  /// tells the player the step's constants. Begins the update of all other units, and updates the
+  /// units that a separate device updates by itself. Errors: as update_up_to.
   template <typename Fixed>
   Result<void> defer(const Fixed& fixed) {
     ARTESIAN_CHECK(!step_under_way());
-    player().lend(false);  // soon forward needs all memory
+    player().lend(false);  // forward will soon need all memory
     if (under_backward()) {
       while (order_.finals().size() < order_.ahead().size()) {
         gradient_is_final(order_.ahead()[order_.finals().size()]);
@@ -181,9 +180,8 @@ class UpdateFlow {
     const bool reads = order_.begin_deferred();
     for (const std::uint32_t unit : order_.left()) player().begin_refresh(unit);
     if (!reads) ARTESIAN_TRY_VOID(player().begin_pass());
-    // Not where that would read a parameter again: may_update_next. Copies to a separate device
-    // fill a slot from beginning to end: one that were given up in between would miss what came
-    // before.
+    // Not if a parameter would then be read again: may_update_next. Copies to a separate device
+    // fill a slot from beginning to end: a slot evicted in between would lack its first part.
     if (!player().separate()) {
       player().ring().allow_out_of_turn(
           [this](std::uint32_t unit) { return player().keeps(unit); });

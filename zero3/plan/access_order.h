@@ -1,6 +1,6 @@
-// AccessOrder: in which order a step touches its units. A training step repeats, so that of one
-// step is the future of the next. Questions about it take time logarithmic in its length: a step
-// may have thousands of accesses, and each of them asks.
+// AccessOrder: the order in which a step uses its units. Training steps repeat, so the order of one
+// step predicts the next. Queries take time logarithmic in its length, as a step may have thousands
+// of accesses, each with a query.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,13 @@ class AccessOrder {
     return accesses_[index];
   }
   static constexpr std::size_t nowhere = ~std::size_t{0};
-  /// The first of the accesses [first, end) that is this one; `nowhere` if none is.
+  /// Returns the index of the first of the accesses [first, end) that equals `access`; `nowhere` if
+  /// none does.
   std::size_t find(const Access& access, std::size_t first, std::size_t end) const noexcept;
 
-  /// Number of accesses from `index` (exclusive) until the unit's next use, going round the end of
-  /// the step; `never` if the order does not use it. An index of -1 is before the first access.
+  /// Number of accesses from `index` (exclusive) until the unit's next use, continuing at the
+  /// step's beginning after its end; `never` if the order does not use the unit. An index of -1 is
+  /// before the first access.
   std::uint64_t next_use(std::size_t index, std::uint32_t unit) const noexcept;
   /// Parameter elements touched between access `index` and the unit's next use, both exclusive.
   std::uint64_t reuse_distance(std::size_t index, std::uint32_t unit) const noexcept;
@@ -43,7 +45,8 @@ class AccessOrder {
  private:
   const std::vector<std::uint64_t> numel_;  // elements of each unit
   std::vector<Access> accesses_;
-  std::vector<std::uint64_t> touched_{0};  // elements of all accesses before each, and of all
+  std::vector<std::uint64_t> touched_{
+      0};  // elements of all accesses before each access, and the total
   std::vector<std::vector<std::uint64_t>> uses_;  // the accesses that use each unit, ascending
 };
 

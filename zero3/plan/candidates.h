@@ -1,5 +1,5 @@
-// Candidates: what of a plan could be on NVMe or, while memory lasts, in memory. residents.h
-// chooses among them.
+// Candidates: shards of a plan that could be on NVMe or, as far as memory allows, in host memory.
+// residents.h chooses among them.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 
 namespace artesian::zero3 {
 
-/// The most parameters' elements of a unit that any rank holds.
+/// The most parameter elements of a unit that any rank holds.
 std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept;
 
 /// All candidates but optimizer state, in the order of the update. `moves`: by unit.
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,
                                             const std::vector<UnitMoves>& moves);
 
-/// Kept inputs alone, those worth most first.
+/// Only kept inputs, most valuable first.
 std::vector<Candidate> input_candidates(const KeptInputs& inputs, const Config& config);
 
-/// The optimizer state that is meant for NVMe, by sub-groups, those first that are best in memory:
-/// spread over the update; where backward may take a part of it, by whole units, as it does, and
-/// first what is left to the beginning of forward, with little to hide it.
+/// The optimizer state that is meant for NVMe, by sub-groups, in the order in which it should be
+/// kept in memory: spread evenly over the update. If a part is updated under backward, the order is
+/// by whole units, and begins with units updated at the beginning of forward, where little hides
+/// the disk time.
 std::vector<Candidate> state_candidates(const Placement& plan, const PlacementRequest& request,
                                         bool gradients_spill);
 
-/// The fewest bytes that a step moves, whichever of `candidates` and of the state meant for NVMe
-/// are in `room`: device memory has all the state that `device_spare` has room for, and of the
-/// residents the last one is cut. Sub-groups of state, of which a large model has millions, need
-/// not be looked at for that.
+/// A lower bound of the bytes that a step moves, whatever part of `candidates` and of the NVMe
+/// state is kept in `room`. It assumes that state fills `device_spare`, and that the last resident
+/// can be cut. The millions of sub-groups of a large model need not be examined for this.
 std::uint64_t bytes_left(const Placement& plan, std::vector<Candidate> candidates,
                          std::uint64_t room, std::uint64_t device_spare);
 

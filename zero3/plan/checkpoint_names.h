@@ -1,6 +1,6 @@
-// Names in a folder of checkpoints. They come from users, and from files of strangers, so each is
-// checked before anything is opened by it. What is unfinished begins with a dot: other programs
-// take folders that match "global_step*" for whole ones.
+// Names in a folder of checkpoints. They come from users and from strangers' files, so each is
+// checked before use. Names of unfinished checkpoints begin with a dot, as other programs take
+// folders that match "global_step*" for complete ones.
 #pragma once
 
 #include <cstdint>
@@ -18,39 +18,40 @@ inline constexpr std::string_view checkpoint_lock_name = ".lock";
 inline constexpr std::string_view model_folder_name = "model";
 inline constexpr std::string_view frozen_file_name = "frozen.safetensors";
 
-/// True if a text may be a checkpoint's tag: 1 to 200 of letters, digits, '_', '-' and, but not
-/// first, '.'.
+/// True if a text is a valid checkpoint tag: 1 to 200 characters out of letters, digits, '_', '-'
+/// and '.', which must not be first.
 bool is_checkpoint_tag(std::string_view tag) noexcept;
-/// Errors: Invalid, with what is allowed.
+/// Checks a tag. Errors: Invalid, with what is allowed.
 Result<void> check_checkpoint_tag(std::string_view tag);
 
-/// The name that a damaged checkpoint is moved to, out of the way of the next one of its tag:
+/// The name to which a damaged checkpoint is moved, out of the way of the next one with its tag:
 /// "TAG.damaged", then "TAG.damaged2" and so on.
 std::string damaged_name(std::string_view tag, std::uint64_t number);
 /// True if a name marks a damaged checkpoint: such a folder is ignored.
 bool is_damaged_name(std::string_view name) noexcept;
 
-/// True if a text may name a file of the caller's: as a tag. It is kept as "client-NAME".
+/// True if a text is a valid name for a file of the caller's, by the rules for tags. The file is
+/// kept as "client-NAME".
 bool is_client_name(std::string_view name) noexcept;
 std::string client_file_name(std::string_view name);
 
-/// True if a manifest may speak of such a file: "client-NAME", or "model/NAME" where NAME does not
-/// begin with a dot.
+/// True if a manifest may refer to a file of this name: "client-NAME", or "model/NAME" where NAME
+/// does not begin with a dot.
 bool is_side_file(std::string_view name) noexcept;
 
-/// "rank3.safetensors", and "rank3.sums" for it.
+/// "rank3.safetensors", and its checksums "rank3.sums".
 std::string rank_file_name(std::uint32_t rank);
 bool is_data_file(std::string_view name) noexcept;
 std::string sums_file_name(std::string_view data_file);
 
-/// A folder, or file, that is not a checkpoint, yet or any more.
+/// A folder or file that is not a checkpoint yet, or no longer one.
 struct DotName {
   enum class Kind : std::uint8_t {
     Temporary,  // ".tmp-TAG-ID": being written
-    Replaced,   // ".old-TAG-ID": stood where another one of its tag is to stand
+    Replaced,   // ".old-TAG-ID": had the place of a new checkpoint with the same tag
     Pruned,     // ".gone-TAG-ID": being removed
-    Spare,      // ".spare-ID": a file with the room of a rank's
-    Latest,     // ".latest-ID": to become "latest"
+    Spare,      // ".spare-ID": a reserved file with the size of a rank's data file
+    Latest,     // ".latest-ID": will be renamed to "latest"
   };
   Kind kind = Kind::Temporary;
   std::string tag{};
@@ -58,10 +59,10 @@ struct DotName {
 
   std::string name() const;
 };
-/// Nothing for a name that is not ours.
+/// Parses such a name; nothing for any other name.
 std::optional<DotName> parse_dot_name(std::string_view name);
 
-/// 16 hex digits, and back; nothing for anything else.
+/// A number as 16 hex digits, and back; nothing for any other text.
 std::string hex_of(std::uint64_t number);
 std::optional<std::uint64_t> parse_hex(std::string_view text) noexcept;
 

@@ -1,5 +1,5 @@
-// The device tier: the second pass of a placement (draft.h). What its budget has room for beside
-// the slots of the stage that needs most gets its home there.
+// The device tier: the second pass of a placement (draft.h). State that fits in its budget, beside
+// the slots of the stage that needs the most, gets its home there.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace artesian::zero3 {
 
-struct DeviceNeed {         // bytes
+struct DeviceNeed {         // needs of the device tier, bytes
   std::uint64_t fixed = 0;  // homes and persistent slots
-  std::uint64_t stage = 0;  // slots of the stage that needs most
-  std::uint64_t next = 0;   // and of the largest stage that can be beside it
+  std::uint64_t stage = 0;  // slots of the stage that needs the most
+  std::uint64_t next = 0;   // slots of the largest stage that can be prefetched beside it
   std::uint64_t all = 0;    // slots of all units
   std::string largest_stage;
 };
 
-/// Homes, persistence cut to the budget, gradients and buffers of the device; the pool as large as
-/// it can become. Errors: Exhausted.
+/// Decides the device's homes, gradients and buffers, and cuts persistence to the budget; the pool
+/// gets its largest possible size. Errors: Exhausted.
 Result<Draft> place_in_device(const PlacementRequest& request);
 
-/// Sizes the pool once all homes are known: parameters that host memory keeps and compute reads
-/// there take no slots, and what optimizer state leaves is for slots again.
+/// Sizes the pool once all homes are known: parameters that compute reads in host memory need no
+/// slots, and memory not used by optimizer state is available for slots again.
 Draft with_device_pool(const PlacementRequest& request, Draft draft);
 
 }  // namespace artesian::zero3

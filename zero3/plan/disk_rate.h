@@ -1,13 +1,13 @@
-// DiskRate: how much of what was probed at the start the disks give in this run. A probe is a
-// second on a part of an idle disk; hours over all of a large file may be slower, and so is a phase
-// whose schedule keeps few transfers in flight. The rules:
+// DiskRate: which share of their probed speed the disks reach in this run. A probe takes one second
+// on a part of an idle disk; hours of access to a large file may be slower, and so is a phase with
+// few transfers in flight. The rules:
 //
-//   a phase tells    if transfers were waited for in at least three quarters of it: then the disks
-//                    worked nearly all the time, and its seconds are theirs
-//   and is passed    if it gives less than a quarter of what was probed: so slow is no disk, and
-//   over             something else was waited for
-//   what counts is   the best of the last eight that told: in each of them the disks may have
-//                    idled, so they are at least as fast; and an old one says nothing of today
+//   a phase counts    if at least three quarters of it was spent waiting for transfers: then the
+//                     disks worked nearly all the time
+//   it is ignored     if its rate is less than a quarter of the probed one: no disk is that slow,
+//                     so something else was waited for
+//   the result is     the best of the last eight counted phases: the disks may have idled in each,
+//                     so they are at least that fast; older phases say nothing about today
 //
 // Pure: no clock, no disk.
 #pragma once
@@ -20,9 +20,10 @@ namespace artesian::zero3 {
 
 class DiskRate {
  public:
-  /// Records a phase: its bytes' seconds at the probed rate, its seconds, and those spent waiting.
+  /// Records a phase: the seconds that its bytes take at the probed rate, its actual seconds, and
+  /// those spent waiting.
   void see(double probed_s, double taken_s, double waited_s);
-  /// The share of the probed speed; absent until a phase has told.
+  /// The share of the probed speed; absent until a phase has counted.
   std::optional<double> share() const;
 
  private:

@@ -1,6 +1,6 @@
-// DrySlots: slots that hold nothing. Offsets come from the allocator of the pools, every move is
-// reported, and no byte is touched: what a policy decides over them is what it would decide over
-// a Residency with a pool of this size, in microseconds and for models of any size.
+// DrySlots: slots that hold nothing. Offsets come from the pools' allocator, every transition is
+// reported, and no bytes are accessed. A policy makes the same decisions over DrySlots as over a
+// Residency with a pool of this size, but in microseconds and for models of any size.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace artesian::zero3 {
 
 struct DryUnit {
-  std::uint64_t slot_bytes = 0;  // 0: aliased, nothing moves
-  bool persistent = false;       // its slot is at the far end
+  std::uint64_t slot_bytes = 0;  // 0: aliased, so that nothing moves
+  bool persistent = false;       // its slot lies at the far end of the pool
 };
 
 /// Returns the units of a placement.
@@ -29,8 +29,8 @@ struct DryMove {
 
 class DrySlots final : public tiering::UnitSlots {
  public:
-  /// `pool_bytes`: of the device pool; `fixed_bytes`: what has its place there for the whole run.
-  /// Every change of a unit's state is given to `moved`.
+  /// `pool_bytes`: size of the device pool; `fixed_bytes`: the part with a fixed use for the whole
+  /// run. `moved` is called with every change of a unit's state.
   DrySlots(std::vector<DryUnit> units, std::uint64_t pool_bytes, std::uint64_t fixed_bytes,
            std::function<void(const DryMove&)> moved);
 
@@ -43,7 +43,7 @@ class DrySlots final : public tiering::UnitSlots {
   Result<void> unpin(std::uint32_t unit) noexcept override;
   Result<void> drop(std::uint32_t unit) noexcept override;
   Result<void> clear() noexcept override;
-  /// Null: there is no memory.
+  /// Null: there is no memory behind the slots.
   std::byte* data(std::uint32_t) noexcept override { return nullptr; }
 
  private:

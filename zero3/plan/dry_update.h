@@ -1,7 +1,7 @@
-// DryUpdate: plays a step's update (flow/update_flow.h) and its ring (tiering/ring_order.h) over
-// times: a buffer of the ring is when its last transfer ends. Reads start as soon as the disk has
-// written what their item had, as if the engine looked at any time. Where the clock does not run,
-// everything has come at once, and each unit is one task.
+// DryUpdate: simulates a step's update (flow/update_flow.h) and its ring (tiering/ring_order.h) in
+// time: a buffer of the ring is represented by the end of its last transfer. A read starts as soon
+// as the item's previous content is written, as if the engine checked all the time. If the clock
+// does not run, every transfer ends at once, and each unit is one task.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ struct DryItem {
 };
 
 struct DryUpdateHooks {
-  /// True if the unit's slot holds parameters, or is on its way.
+  /// True if the unit's slot holds parameters or is being fetched.
   std::function<bool(std::uint32_t unit)> live;
-  /// True if it will be the unit's slot until forward uses it.
+  /// True if the unit's slot will stay until forward uses it.
   std::function<bool(std::uint32_t unit)> stays;
-  /// What the step does to a unit, with the bytes that it moves, before any of that is done: may
-  /// change them.
+  /// Called with what the step does to a unit and the bytes that this moves, before it is done; may
+  /// change the bytes.
   std::function<void(StepEvent& event)> done;
 };
 
@@ -52,7 +52,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   Result<void> begin_step() {
     return defer([] {});
   }
-  /// Backward is at this stage.
+  /// Reports that backward is at this stage.
   void at_stage(std::size_t stage) noexcept { stage_ = stage; }
   /// True if the ring may borrow memory now.
   bool may_borrow() const { return lent_.size() < lendable_; }
@@ -66,17 +66,18 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   using Item = DryItem;
   using Ring = tiering::RingOrder<DryUpdate, DryItem>;
   struct UnitUpdate {
-    Moved moved;            // bytes of the whole unit, as are the two below
-    Moved state;            // what of it is the optimizer's, and the
-    std::uint64_t bus = 0;  // bytes, and by the kernels:
+    Moved moved;            // bytes for the whole unit, as are the two below
+    Moved state;            // the optimizer's part of them, and the
+    std::uint64_t bus = 0;  // bytes over the bus, and bytes by the kernels:
     std::uint64_t touched = 0;
-    std::uint64_t count = 1;  // tasks that share them
-    std::uint64_t reads = 0;  // tasks that read, which share the bytes read
-    std::uint64_t items = 0;  // tasks with an item of the ring, which share the bytes written
-    bool told = false;        // what it moves is known
+    std::uint64_t count = 1;  // tasks among which they are divided
+    std::uint64_t reads = 0;  // reading tasks, among which the bytes read are divided
+    std::uint64_t items =
+        0;              // tasks with an item of the ring, among which the bytes written are divided
+    bool told = false;  // the bytes are known
   };
 
-  friend UpdateFlow;  // which this class plays
+  friend UpdateFlow;  // the class that this one is a player of
   Ring& ring() noexcept { return ring_; }
   bool separate() const noexcept { return plan_.separate_device; }
   Result<void> begin_pass() {
@@ -109,7 +110,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     lendable_ = some ? clock_.items_left_by(stage_, plan_.ring_item_bytes * grain_) : 0;
   }
   bool borrows() const noexcept { return !lent_.empty(); }
-  /// Before anything of the update, which waits for it.
+  /// Runs before the whole update, which waits for it.
   Result<void> measure() {
     for (const std::uint32_t unit : order().trained()) {
       const Moved moved = measure_moves(plan_, unit).total();
@@ -123,7 +124,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     return {};
   }
   static void fix(std::uint32_t) noexcept {}
-  /// Under backward, the bytes of a unit depend on its slot when its gradient is final.
+  /// Under backward, a unit's bytes depend on whether it has a slot when its gradient is final.
   void begin_refresh(std::uint32_t unit) {
     if (under_backward()) tell(unit);
   }
@@ -136,7 +137,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   }
   bool reduced(std::uint32_t unit) const { return clock_.is_reduced(unit); }
   static void shadows(Shadows) noexcept {}
-  /// Reads what parameters were, makes them that, and writes them.
+  /// Reads the old parameters, restores them, and writes them.
   Result<void> restore() {
     Task& working = separate() ? clock_.worked : clock_.computed;
     for (const RingTask& task : done_) {
@@ -168,7 +169,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     return {};
   }
   static void count_updates() noexcept {}
-  /// The host waits for these writes before new gradients are added.
+  /// The host waits for these writes before it adds new gradients.
   Result<void> drain() {
     Task& waits = separate() ? clock_.worked : clock_.computed;
     waits = clock_.join({clock_.computed, clock_.worked, written_});
@@ -193,7 +194,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   bool computes_elsewhere() const { return separate(); }
   static bool writes() { return true; }
   RingNeed need(const RingTask& task) const { return needs_[task.unit][task.index]; }
-  /// The item's `done`: before and after.
+  /// The item's `done` time, before and after.
   Result<void> read(const RingTask& task, Item& item) {
     const UnitUpdate& update = updates_[task.unit];
     const Task before = clock_.join({not_before_, item.done});
@@ -214,7 +215,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
                    part(clock_.seconds_for(update.moved.to_host, &Rates::to_host)), {item.done});
     return {};
   }
-  /// The unit's slot, if it has one, has its parameters when they are copied or cast.
+  /// The unit's slot, if any, has its parameters once they are copied or cast.
   Result<void> work(std::size_t, const RingTask& task, Item* item) {
     tell(task.unit);
     const UnitUpdate& update = updates_[task.unit];
@@ -246,7 +247,8 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
       done = clock_.join({done, updated});
     }
     if (item != nullptr) item->done = done;
-    // A stage of forward waits for its update; backward does not, where others make it.
+    // A stage of forward waits for its update; backward does not, if another processor makes the
+    // update.
     if (!separate() || step_under_way()) clock_.computed = clock_.join({clock_.computed, updated});
     clock_.gather(task.unit, update.bus, update.count, updated);
     written_ = clock_.join({written_, done});
@@ -255,7 +257,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   static std::size_t together_max() { return 1; }
   static Result<void> work_together(std::size_t, std::span<const RingTask>) { return {}; }
 
-  /// Of sub-groups that count as one task, what any of them needs: the same in every pass.
+  /// For sub-groups that count as one task: what any of them needs; the same in every pass.
   void find_needs(std::uint32_t unit, std::uint64_t tasks) {
     const std::uint64_t all = plan_.sub_group_count(unit);
     const std::uint64_t each = clock_.runs() ? grain_ : all;
@@ -266,7 +268,7 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
       most = std::max(most, ring_need(plan_, {unit, index}, update_pass));
     }
   }
-  /// Says once what a unit's update is.
+  /// Reports the unit's update, once.
   void tell(std::uint32_t unit) {
     if (std::exchange(updates_[unit].told, true)) return;
     ARTESIAN_CHECK(plan_.layout.units[unit].trainable, unit);
@@ -278,13 +280,14 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     hooks_.done(event);
     know(unit, event.moved);
   }
-  /// What a whole unit's update moves.
+  /// Records the bytes that a whole unit's update moves.
   void know(std::uint32_t unit, const MovedByKind& moved) {
     const UnitPlacement& place = plan_.units[unit];
     const std::uint64_t slot = plan_.layout.units[unit].share * dtype_size(place.computed);
     const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
     UnitUpdate& update = updates_[unit];
-    const MovedByKind measured = measure_moves(plan_, unit);  // has been read before
+    const MovedByKind measured =
+        measure_moves(plan_, unit);  // was already read by the measuring pass
     update.moved = moved.total();
     update.moved.nvme_read -= measured.total().nvme_read;
     update.state = moved.optimizer;
@@ -298,16 +301,16 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
   const DryUpdateHooks hooks_;
   const std::uint64_t grain_;                 // sub-groups that count as one
   std::vector<UnitUpdate> updates_;           // one for each unit
-  std::vector<std::vector<RingNeed>> needs_;  // what each task of a unit needs
+  std::vector<std::vector<RingNeed>> needs_;  // what each task of a unit needs in the ring
   std::vector<Item> own_;
   std::list<Item> lent_;
   std::uint64_t lendable_ = 0;  // items that may be borrowed at once
   std::size_t stage_ = 0;
   Ring ring_;
-  std::vector<RingTask> done_;        // tasks that an abandoned pass had done
-  Task not_before_ = Schedule::none;  // the pass's reads
-  Task read_ = Schedule::none;        // the last of them
-  Task written_ = Schedule::none;     // its writes
+  std::vector<RingTask> done_;        // tasks that an abandoned pass had completed
+  Task not_before_ = Schedule::none;  // what the pass's reads wait for
+  Task read_ = Schedule::none;        // the last read
+  Task written_ = Schedule::none;     // the last write
 };
 
 }  // namespace artesian::zero3

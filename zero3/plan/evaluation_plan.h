@@ -1,6 +1,6 @@
-// EvaluationPlan: what one of many evaluations in a row moves, one for each token of a generation
-// say, before anything runs. As in rehearsal.h, what is fetched and kept comes from the Prefetcher
-// itself, run over slots that hold nothing.
+// EvaluationPlan: the bytes that one of many successive evaluations moves (for instance one per
+// generated token), computed before anything runs. As in rehearsal.h, the Prefetcher itself decides
+// what is fetched and kept, run over slots that hold nothing.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,8 @@
 
 namespace artesian::zero3 {
 
-/// Bytes of the parameters that a pass over all stages, in their order, fetches, once passes are
-/// alike. Errors: Exhausted, which a Placement rules out.
+/// Bytes of parameters that a pass over all stages, in order, fetches once all passes are alike.
+/// Errors: Exhausted, which a Placement rules out.
 Result<Moved> plan_evaluation(const Placement& placement, const std::vector<StageSpec>& stages,
                               const PrefetchLimits& limits);
 

@@ -1,6 +1,6 @@
 // The buffers of the host tier, as pure functions of a plan whose units have their homes: the ring
-// through which optimizer state and gradients pass, and, of a separate device, the staging of what
-// is copied to and from it. Sizes are bytes, unless said otherwise.
+// through which optimizer state and gradients pass and, with a separate device, the staging buffers
+// for copies to and from it. Sizes are bytes unless stated otherwise.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ constexpr std::uint64_t page_up(std::uint64_t bytes) noexcept {
 
 struct Ring {
   std::uint64_t sub_group = 0;   // elements
-  std::uint64_t item_bytes = 0;  // everything that one sub-group moves; 0: no ring
+  std::uint64_t item_bytes = 0;  // bytes that one sub-group moves; 0: no ring
   std::uint32_t count = 0;       // items
 
   std::uint64_t bytes() const noexcept { return count * item_bytes; }
@@ -38,16 +38,16 @@ struct Staging {                  // buffers of a separate device; empty without
   std::uint64_t all_bytes() const noexcept { return bytes * (param_count + grad_count); }
 };
 
-/// The host buffers that a plan and a configuration make of a room. Both must outlive it.
+/// Sizes the host buffers of a plan and a configuration for given memory. Both must outlive it.
 class HostBuffers {
  public:
   HostBuffers(const Placement& plan, const Config& config) noexcept
       : plan_(plan), config_(config) {}
 
-  /// The ring of the largest sub-group of which ring and least staging take at most a quarter of
-  /// `room`, or else of the smallest sub-group; none where not even that fits.
+  /// The ring for the largest sub-group with which ring and minimal staging need at most a quarter
+  /// of `room`, else for the smallest sub-group; none if not even that fits.
   std::optional<Ring> ring_within(std::uint64_t room) const;
-  /// Staging takes its least and its share of `room`: more buffers first, as they overlap, then
+  /// Staging for its minimum and its share of `room`: first more buffers, as they overlap, then
   /// larger ones.
   Staging staging_within(std::uint64_t room, std::uint64_t sub_group) const;
 
@@ -57,10 +57,11 @@ class HostBuffers {
   std::uint32_t ring_count_min() const;
   /// One ring item at `sub_group` elements.
   std::uint64_t item_bytes(std::uint64_t sub_group) const;
-  /// The least staging: one block on its way down, and one up; 0 without a separate device.
+  /// The minimal staging: one block in each direction; 0 without a separate device.
   std::uint64_t staging_min(std::uint64_t sub_group) const;
-  /// Bytes of `room`, which the ring and its least leave, for staging. Residents get the rest, so
-  /// that they never get less where there is more: staging itself grows by whole buffers.
+  /// The bytes of `room` (what the ring and the minimal staging leave) that staging may use.
+  /// Residents get the rest, so that they never get less from more memory, although staging grows
+  /// by whole buffers.
   std::uint64_t staging_share(std::uint64_t room, std::uint64_t sub_group) const;
 
  private:

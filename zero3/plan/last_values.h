@@ -1,4 +1,4 @@
-// LastValues: the last few of a series of figures, for who judges by them. Pure.
+// LastValues: the last few values of a series. Pure.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ class LastValues {
  public:
   /// Adds a value, in place of the oldest if the series is full.
   void add(double value) { values_[count_++ % count_max] = value; }
-  /// In no particular order.
+  /// The values, in no particular order.
   std::span<const double> all() const { return {values_.data(), std::min(count_, count_max)}; }
 
  private:

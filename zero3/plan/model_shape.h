@@ -1,4 +1,4 @@
-// The shape of a model, as the engine sees it: a list of parameters and a sequence of stages.
+// The shape of a model as the engine needs it: a list of parameters and a sequence of stages.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,21 @@ struct ParameterSpec {
   std::vector<std::int64_t> shape;
   Initial initial = Initial::Normal;
   double standard_deviation = 0.02;  // for Initial::Normal, mean 0
-  /// The row (index along the first dimension) that starts as zeros all the same: of padding.
+  /// Index, along the first dimension, of a padding row, which starts as zeros.
   std::optional<std::uint64_t> zero_row = std::nullopt;
-  /// A large matrix that its stage works on in tiles, in each as it needs it: forward() gets it in
-  /// the dtype in which it is stored where the host computes, and its gradient goes to
-  /// Batch::gradients. So neither is whole in the compute dtype anywhere. Of a model that somebody
-  /// else runs: one that UnitUses::look_up and multiply read.
+  /// A large matrix that its stage processes in tiles. If the host computes, forward() gets it in
+  /// its stored dtype, and its gradient goes to Batch::gradients; so neither ever exists completely
+  /// in the compute dtype. In a hooked model: a matrix that is read by UnitUses::look_up and
+  /// multiply.
   bool tiled = false;
-  /// Which set of optimizer constants it is updated with: GroupOptions in step/parameter_groups.h.
+  /// The set of optimizer constants that updates it: GroupOptions in step/parameter_groups.h.
   std::uint32_t group = 0;
-  /// True if it is [rows, columns] between hidden layers, no embedding and no head: Muon updates it
-  /// as a whole. Filters of a convolution are a matrix of [filters, elements of one].
+  /// True for a [rows, columns] matrix between hidden layers (neither embedding nor head), which
+  /// Muon updates as a whole. Convolution filters count as a matrix of [filters, elements of one
+  /// filter].
   bool matrix = false;
-  /// False: frozen. It is read and never written again: no gradient, no optimizer state, no fp32
-  /// weight, but what it was initialised with, in the dtype that parameters are stored in.
+  /// False: frozen. The parameter keeps its initial value, stored in the parameters' dtype, and has
+  /// no gradient, no optimizer state and no fp32 weight.
   bool trainable = true;
 
   std::uint64_t numel() const noexcept {
@@ -42,12 +43,13 @@ struct ParameterSpec {
 };
 
 struct StageSpec {
-  std::string name;                       // "h.3"; names the unit in messages and timelines
-  std::vector<std::uint32_t> parameters;  // gathered for this stage: indices into parameters()
-  /// The parameter, [rows, width], that is looked up by token id, and not gathered in backward; its
-  /// rows' gradients are never a dense tensor. A Module has it in stage 0 alone: the engine hands
-  /// the rows to forward() as `input`. Of a model that somebody else runs, UnitUses::look_up has
-  /// them in any stage.
+  std::string name;  // "h.3"; names the unit in messages and timelines
+  std::vector<std::uint32_t>
+      parameters;  // parameters gathered for this stage: indices into parameters()
+  /// The parameter, [rows, width], that is looked up by token id. It is not gathered in backward,
+  /// and its gradients exist only for the rows used. A Module may have one only in stage 0: the
+  /// engine passes the rows to forward() as `input`. In a hooked model any stage may use
+  /// UnitUses::look_up.
   std::optional<std::uint32_t> lookup;
 };
 
@@ -56,11 +58,11 @@ struct ModelShape {
   std::vector<StageSpec> stages;
 };
 
-/// The stage's parameters that take part in its graph: all but the looked-up one.
+/// The stage's parameters that are in its autograd graph: all but the looked-up one.
 std::vector<std::uint32_t> graph_parameters(const StageSpec& stage);
 
-/// The first stage with a trainable parameter: backward ends there. The number of stages, if none
-/// is.
+/// The first stage with a trainable parameter, where backward ends. If there is none, the number of
+/// stages.
 std::size_t first_trainable_stage(const std::vector<ParameterSpec>& parameters,
                                   const std::vector<StageSpec>& stages);
 

@@ -1,4 +1,5 @@
-// Moves: how many bytes of a training step go which way, and those that a unit's update moves.
+// Moves: how many bytes a training step moves, by kind and direction, and how many a unit's update
+// moves.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@ namespace artesian::zero3 {
 struct Moved {  // bytes
   std::uint64_t nvme_read = 0;
   std::uint64_t nvme_write = 0;
-  std::uint64_t to_device = 0;  // host to device; on a CPU casts and copies; 0 if aliased
+  std::uint64_t to_device = 0;  // host to device; on a CPU bytes cast or copied; 0 if aliased
   std::uint64_t to_host = 0;
-  std::uint64_t bus = 0;  // what one rank receives from the others
+  std::uint64_t bus = 0;  // bytes that one rank receives from the others
 
   Moved& operator+=(const Moved& other) noexcept;
   Moved& operator/=(std::uint64_t parts) noexcept;
@@ -27,18 +28,18 @@ struct MovedByKind {
 
   MovedByKind& operator+=(const MovedByKind& other) noexcept;
   Moved total() const noexcept;
-  /// Divides all bytes into this many equal parts.
+  /// Divides all byte counts by `parts`.
   MovedByKind& operator/=(std::uint64_t parts) noexcept;
   bool operator==(const MovedByKind&) const = default;
 };
 
-/// Moves of the optimizer's passes over one unit: those of measure_moves and of the update. `live`:
-/// its slot holds parameters, which the update refreshes.
+/// Bytes of the optimizer's passes over one unit: the measuring pass and the update. `live`: its
+/// slot holds parameters, which the update refreshes.
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live);
-/// Moves of the pass that reads before the update does (Placement::measures); else none.
+/// Bytes of the pass that reads before the update (Placement::measures); else none.
 MovedByKind measure_moves(const Placement& plan, std::uint32_t unit);
-/// Bytes of a pass that rolls the update back: old parameters, or the state they come from, are
-/// read, and parameters written.
+/// Bytes of a pass that rolls the update back: reads old parameters, or the state from which they
+/// are derived, and writes parameters.
 Moved restore_moves(const Placement& plan, std::uint32_t unit);
 
 }  // namespace artesian::zero3

@@ -1,6 +1,6 @@
-// What a placement says to the user: notes of what was cut to the budgets or stays where there is
-// room, and the errors of budgets that are too small, each with the key to change. Nothing here
-// decides: all follows from the plan.
+// Messages about a placement: notes on what was reduced to fit the budgets or uses spare memory,
+// and errors about budgets that are too small, each with the key to change. Nothing is decided
+// here.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace artesian::zero3 {
 
-/// One line each, of a finished draft.
+/// Notes on a finished draft, one line each.
 std::vector<std::string> placement_notes(const PlacementRequest& request, const Draft& draft);
 
 /// `minimum`: bytes that the device tier must have.

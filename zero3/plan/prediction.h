@@ -1,11 +1,10 @@
 // Prediction: how long the next step will take, from the phases of this one. A phase is a part of a
-// step that ends with its transfers done, so that nothing of one phase hides under another: the
-// forward that carries an update is one, what follows up to step() another. What bytes take goes by
-// the disks' speed as it was probed, until phases have told better (disk_rate.h): those that
-// complete an update about those, the others about the others, and either about both while the
-// other kind has told nothing. What such a phase takes beyond both, mostly waits at its beginning
-// that nothing can hide, is expected again once it has come back. Pure: no clock, no disk, and
-// nothing that a run computes depends on it.
+// step at whose end all transfers are done, so that phases do not overlap: the forward that carries
+// an update is one phase, the rest up to step() another. Disk times use the probed speed until
+// measured phases give a better one (disk_rate.h). Phases with and without an update are measured
+// separately; each stands in for the other as long as that has no figure. Time beyond computing and
+// disk, mostly waits at a phase's beginning, is expected again once it has occurred twice. Pure: no
+// clock, no disk; results of a run do not depend on it.
 #pragma once
 
 #include <limits>
@@ -19,24 +18,24 @@
 
 namespace artesian::zero3 {
 
-/// Seconds until the last disk has moved the bytes of its folders. Reads and writes share a disk,
-/// as do folders of one device; disks work side by side. A speed that is not known counts for
-/// nothing. Shape: both [folders].
+/// Seconds until the slowest disk has moved the bytes of its folders. Reads and writes share a
+/// disk, as do folders of one device; disks work in parallel. Disks of unknown speed count as 0
+/// seconds. Shape: both [folders].
 double disk_seconds(std::span<const tiering::PathDisk> disks,
                     std::span<const tiering::PathBytes> bytes);
 
-/// Returns what each of so many folders gets to move: the optimizer's records go where their shares
-/// say, all else where those of parameters do. Shares are empty where nothing is on NVMe.
+/// Returns the bytes of each of this many folders: the optimizer's records are divided by their
+/// shares, all other bytes by the parameters' shares. Shares are empty if nothing is on NVMe.
 std::vector<tiering::PathBytes> divide_over_paths(const MovedByKind& moved,
                                                   std::span<const tiering::PathShare> param,
                                                   std::span<const tiering::PathShare> optimizer,
                                                   std::size_t paths);
 
-/// The figures that were measured of one phase.
+/// Measured figures of one phase.
 struct PhaseUse {
   bool updates = false;  // the phase completes an update
   double seconds = 0.0;
-  double waited_s = 0.0;                    // of these, seconds of waiting for transfers
+  double waited_s = 0.0;                    // part of these: seconds of waiting for transfers
   std::vector<tiering::PathBytes> bytes{};  // [folders]
 };
 
@@ -45,24 +44,24 @@ class Prediction {
   Prediction() = default;
   explicit Prediction(std::vector<tiering::PathDisk> disks) : disks_(std::move(disks)) {}
 
-  /// `carries_update`: it completes the update that the step before it has begun.
+  /// `carries_update`: the step completes the update begun by the previous step.
   void begin_step(bool carries_update);
   void end_phase(const PhaseUse& use);
-  /// After the last phase. `update`: what an update moves, which the next step will carry though
-  /// this one did not.
+  /// Call after the last phase. `update`: bytes moved by an update, which the next step will carry
+  /// even if this one did not.
   void end_step(std::span<const tiering::PathBytes> update);
 
-  /// Seconds of the step after the last that ended; not finite before there was one.
+  /// Predicted seconds of the step after the last finished one; not finite before the first.
   double next_s() const noexcept { return next_s_; }
-  /// The step under way, up to now: its phases without their waits,
+  /// For the current step so far: seconds of its phases without their waits,
   double computed_s() const noexcept { return computed_s_; }
   /// Seconds that the disks need for the step's bytes at probed rates.
   double disk_s() const noexcept { return disk_s_; }
 
  private:
-  struct Kind {  // one kind of phases
+  struct Kind {  // figures for one kind of phase
     DiskRate rate;
-    LastValues<3> beyond;  // seconds that neither computing nor their bytes explain
+    LastValues<3> beyond;  // seconds that neither computing nor disk time explains
   };
   double expected_seconds(bool updates, double probed_s) const;
 

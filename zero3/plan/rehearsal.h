@@ -1,15 +1,15 @@
-// Rehearsal: runs training steps over slots that hold nothing (zero3/plan/dry_slots.h), an update
-// over times (zero3/plan/dry_update.h) and a clock, in the order in which the engine runs them: the
-// orders of flow/ and tiering/ring_order.h and the Prefetcher itself. So bytes, and seconds at
-// given rates, are known before anything runs.
+// Rehearsal: simulates training steps over slots that hold nothing (zero3/plan/dry_slots.h), with a
+// simulated update (zero3/plan/dry_update.h) and a simulated clock. The order of operations is the
+// engine's own: flow/, tiering/ring_order.h and the Prefetcher itself. So the bytes of a step, and
+// its seconds at given rates, are known before anything runs.
 //
-// Bytes are exact, 4 KiB rounding included, but for what depends on data and time: of a spilled
-// table that is looked up every sub-group counts as touched, and of its rows one for each token;
-// what a separate device fetches ahead of the next step counts in this one; a slot there that is
-// given up before its unit is updated under backward gets no copy of that; and of an update that is
-// rolled back, all that could be made counts as made. With several ranks the bytes are those of
-// one, which gets its share of what the others add to a unit's gradient as often as something is
-// added.
+// Bytes are exact, 4 KiB rounding included, except where they depend on data and time. For a
+// looked-up table whose gradients spill, every sub-group counts as used, and one row per token.
+// Prefetches of a separate device for the next step count in this step. A slot on such a device
+// that is evicted before its unit is updated under backward gets no copy of the update. For an
+// update that is rolled back, everything that could have been done counts as done. With several
+// ranks the bytes are those of one rank, which receives its share of the others' gradients each
+// time a gradient is added.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,16 @@ struct StepPlanRequest {
   PrefetchLimits limits;
   std::uint64_t micro_batches = 1;
   std::uint64_t group = 1;         // the most micro-batches that run layer by layer
-  std::uint64_t tokens = 0;        // tokens of a micro-batch, for looked-up rows
+  std::uint64_t tokens = 0;        // tokens of a micro-batch, for rows that are looked up
   std::uint64_t lookup_width = 0;  // elements of such a row
   std::uint64_t rows = 0;          // micro-batches whose rows are added, if the real step has more
-  /// By unit: whether it is updated under backward (units_under_backward); empty: none is.
+  /// For each unit, whether it is updated under backward (units_under_backward); empty: none is.
   std::vector<bool> under_backward{};
-  bool speculative = false;  // those updates may be rolled back
-  /// Every so many steps the norm is clipped, and updates under backward are rolled back. The step
-  /// after a clipped one tries none. 0: no step is clipped.
+  bool speculative = false;  // updates under backward may be rolled back
+  /// One in this many steps is clipped, and its updates under backward are rolled back. The step
+  /// after a clipped one makes no speculative update. 0: no step is clipped.
   std::uint64_t clipped_every = 0;
-  /// Called with each event before it counts; may change what it moves. May be null.
+  /// Called with each event before it is counted; may change its bytes. May be null.
   std::function<void(StepEvent& event)> see{};
 };
 
@@ -48,7 +48,7 @@ struct StepPlan {
   FetchStatistics fetched;        // elements
 };
 
-/// A steady step. Errors: Exhausted, which a Placement rules out.
+/// Plans a steady step. Errors: Exhausted, which a Placement rules out.
 Result<StepPlan> plan_step(const StepPlanRequest& request);
 
 struct StepTimeRequest {
@@ -60,7 +60,7 @@ struct TimedStep {
   StepTime time;
 };
 
-/// The same, and how long it takes. Errors: as plan_step.
+/// As plan_step, with the time that the step takes. Errors: as plan_step.
 Result<TimedStep> simulate_step(const StepTimeRequest& request);
 
 }  // namespace artesian::zero3

@@ -9,16 +9,17 @@
 
 namespace artesian::zero3 {
 
-/// The units of one data file of a checkpoint, and the image of each, in the same order.
+/// The units in one data file of a checkpoint, and the image of each, in the same order.
 struct SavedUnits {
   std::vector<std::uint32_t> units;
   std::vector<SavedImage> images;
-  std::vector<std::size_t> image_of;  // by unit; nowhere: not in this file
+  std::vector<std::size_t>
+      image_of;  // by unit: index of its image; nowhere if it is not in this file
   static constexpr std::size_t nowhere = ~std::size_t{0};
 };
 
-/// What a rank has of them. Trained ones come apart from frozen ones, whose bytes are the same in
-/// each checkpoint.
+/// A rank's part of the units. Trained and frozen ones are separate, as frozen bytes are the same
+/// in each checkpoint.
 SavedUnits trained_units(const Placement& placement, std::uint64_t rank = 0);
 SavedUnits frozen_units(const Placement& placement, std::uint64_t rank = 0);
 

@@ -1,7 +1,8 @@
 // Schedule: a discrete-event simulation of work on resources that each do one thing at a time, in
-// the order in which it was given: a disk's queue, a link, a team of threads. A task starts when
-// all that it waits for is done and its resource is free. As the order is fixed, a shorter task
-// never makes anything later: a faster resource is never a slower schedule. Pure: no clock, no I/O.
+// the order in which it was given: a disk's queue, a link, a thread pool. A task starts when
+// everything that it waits for is done and its resource is free. As the order is fixed, a shorter
+// task never delays anything: a faster resource never gives a slower schedule. Pure: no clock, no
+// I/O.
 #pragma once
 
 #include <array>
@@ -16,13 +17,13 @@ namespace artesian::zero3 {
 enum class Resource : std::uint8_t {
   Compute,    // the device that computes the model
   Host,       // the CPU beside a separate device
-  DiskRead,   // one queue with DiskWrite, unless the disk is duplex
+  DiskRead,   // shares one queue with DiskWrite, unless the disk is duplex
   DiskWrite,  //
-  ParamRead,  // the parameters' disk if it is a separate one
+  ParamRead,  // the parameters' disk, if it is a separate one
   ParamWrite,
   ToDevice,  // the link, each way
   ToHost,
-  Bus,  // between ranks
+  Bus,  // the connection between ranks
 };
 constexpr std::size_t resource_count = 9;
 
@@ -34,18 +35,19 @@ enum class Disk : std::uint8_t { Shared, Duplex };
 class Schedule {
  public:
   using Task = std::uint32_t;
-  static constexpr Task none = ~Task{0};  // done before anything
+  static constexpr Task none = ~Task{0};  // a task that is always done
 
   explicit Schedule(Disk disk) noexcept : disk_(disk) {}
 
-  /// Appends a task of `seconds` to the resource's queue, to start after those (`none` is allowed).
+  /// Appends a task of `seconds` to the resource's queue; it starts after these tasks (`none` is
+  /// allowed).
   Task add(Resource resource, double seconds, std::initializer_list<Task> after);
-  /// A task of no time and no resource: done when all of those are.
+  /// A task without time and resource that is done when all of these are.
   Task join(std::initializer_list<Task> after);
 
   double start(Task task) const noexcept { return task == none ? 0.0 : times(task).start; }
   double finish(Task task) const noexcept { return task == none ? 0.0 : times(task).finish; }
-  /// Seconds that the resource has worked in all.
+  /// Total seconds that the resource has worked.
   double busy(Resource resource) const noexcept { return busy_[index(resource)]; }
   std::size_t size() const noexcept { return tasks_.size(); }
 

@@ -1,14 +1,14 @@
-// StepClock: how long what a training step does takes, on the resources of a machine
-// (zero3/plan/schedule.h). It decides nothing: the rehearsal (zero3/plan/rehearsal.h) tells it what
-// is done, in the order of the engine's thread.
+// StepClock: how long the operations of a training step take on the resources of a machine
+// (zero3/plan/schedule.h). It decides nothing: the rehearsal (zero3/plan/rehearsal.h) reports the
+// operations in the order of the engine's thread.
 //
-// On a CPU one team computes the model and the optimizer. Beside a separate device the host CPU
-// adds gradients and updates what is not on the device, while the device computes.
+// On a CPU one thread pool computes the model and the optimizer. With a separate device, the host
+// CPU adds gradients and updates state that is not on the device, while the device computes.
 //
-// Between ranks, gradients go over the bus while stages below are in backward. The norm waits for
-// all of them; what computes does not, as if there were a bucket for all that is on its way. What
-// the others have updated of a unit comes once this rank has updated its share, in the order of
-// use, and a stage waits for its own units alone: most of it comes under forward.
+// With several ranks, gradients are exchanged while earlier stages are in backward. The norm waits
+// for all of them; computing does not, as if buckets were unlimited. The other ranks' updated
+// shares of a unit arrive once this rank has updated its own share, in the order of use. A stage
+// waits only for its own units, so most shares arrive under forward.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@
 
 namespace artesian::zero3 {
 
-/// Sub-groups that count as one where a model has very many of them.
+/// How many sub-groups are treated as one if a model has very many.
 inline std::uint64_t sub_group_grain(const Placement& placement) {
-  constexpr std::uint64_t most = 4096;  // spans kept of one step
+  constexpr std::uint64_t most = 4096;  // most spans recorded per step
   std::uint64_t count = 0;
   for (std::uint32_t unit = 0; unit < placement.layout.units.size(); ++unit) {
     count += placement.sub_group_count(unit);
@@ -39,7 +39,7 @@ class StepClock {
   using Tier = tiering::Tier;
   using Task = Schedule::Task;
 
-  /// Until start() nothing takes time; without `timing`, which must outlive it, never.
+  /// Nothing takes time until start(), and never without `timing`, which must outlive the clock.
   StepClock(const Placement& placement, const StepTiming* timing)
       : plan_(placement),
         timing_(timing),
@@ -60,19 +60,19 @@ class StepClock {
   bool runs() const noexcept { return runs_; }
   const Rates& rates() const noexcept { return timing_->rates; }
 
-  /// Begins to count a step's seconds.
+  /// Starts counting a step's seconds.
   void begin_step() {
     begin_ = schedule_.finish(barrier);
     time_ = {};
   }
-  /// The step has ended, and what its own update leaves to gather is on its way.
+  /// Ends the step, with the gathering that its own update causes under way.
   void end_step() {
     norm_begun_ = false;
     gather_below(static_cast<std::uint32_t>(gathered_.size()));
     barrier = computed = worked = join({computed, worked});
     end_ = schedule_.finish(barrier);
   }
-  /// Returns the seconds of a step, and of each resource in it: the mean over `steps` since
+  /// Returns the seconds of a step and of each resource in it: means over the `steps` since
   /// begin_step().
   StepTime take_time(std::uint64_t steps) {
     ARTESIAN_CHECK(end_ >= begin_ && steps != 0, end_, begin_);
@@ -84,7 +84,8 @@ class StepClock {
       span.begin -= begin_;
       span.end -= begin_;
     }
-    // A resource cannot do a step's work in less, whatever the steps before have left it.
+    // A step cannot take less time than any resource works for it, however much earlier steps have
+    // left undone.
     const double disk = std::max(busy(Resource::DiskRead) + busy(Resource::DiskWrite),
                                  busy(Resource::ParamRead) + busy(Resource::ParamWrite));
     if (timing_ != nullptr && rates().disk == Disk::Shared) {
@@ -94,7 +95,7 @@ class StepClock {
     return std::move(time_);
   }
 
-  // What the events of a step take.
+  // The functions below add the time of one event of a step each.
   void fetch(const StepEvent& event) {
     gather_below(event.unit);
     const Moved& moved = event.moved.param;
@@ -122,7 +123,7 @@ class StepClock {
     }
     computed = add(event.kind, Resource::Compute, seconds, {computed, fetched_[event.unit]});
   }
-  /// Inputs are written behind the computing, and read while the stage before computes.
+  /// Inputs are written after computing, and read while the previous stage computes.
   void input(const StepEvent& event) {
     const Moved& moved = event.moved.input;
     const std::uint64_t bytes = moved.to_host + moved.to_device;
@@ -146,9 +147,9 @@ class StepClock {
     }
     computed = join({computed, task});
   }
-  /// Over the bus, to the host where it is apart, then the kernels; where they spill, in the ring.
-  /// Who computes does not wait for the bus: its kernels count at once, though they add what comes
-  /// later.
+  /// Gradients go over the bus, to the host if the device is separate, and through the kernels;
+  /// spilled ones through the ring. Computing does not wait for the bus: kernel time counts at
+  /// once, although it adds gradients that arrive later.
   void gradients(const StepEvent& event) {
     if (!runs_) return;
     const Moved& moved = event.moved.grad;
@@ -160,7 +161,7 @@ class StepClock {
     const Task reduced =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
     reduced_[event.unit] = join({reduced_[event.unit], reduced});
-    if (event.kind == Kind::Rows) computed = reduced;  // nothing remains to wait for
+    if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to wait for
     if (on_device) {
       computed =
           add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
@@ -183,13 +184,13 @@ class StepClock {
                    seconds_for(update_bytes(event.unit), &Rates::device_memory), {computed});
     to_gather_.push_back({event.unit, event.moved.param.bus, computed});
   }
-  /// Before a stage: its units have been gathered of all ranks.
+  /// Before a stage computes, its units must have been gathered from all ranks.
   void begin_compute(const StepEvent& event) {
     for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
       computed = join({computed, gathered_[unit]});
     }
   }
-  /// Adds one of `parts` equal parts of the computing.
+  /// Adds one of `parts` equal parts of the computation.
   void compute(const StepEvent& event, int parts) {
     if (!runs_) return;
     const StageSeconds& stages = timing_->stages;
@@ -198,16 +199,16 @@ class StepClock {
     time_.model_seconds += seconds;
     computed = add(event.kind, Resource::Compute, seconds, {computed, barrier});
   }
-  /// Items of this many bytes that fit in the half of what activations have left once that stage's
-  /// backward is done: they are as if all stages kept the same.
+  /// Number of items of this size that fit in half of the memory that activations have freed after
+  /// that stage's backward, assuming that all stages keep the same amount.
   std::uint64_t items_left_by(std::size_t stage, std::uint64_t item_bytes) const {
     if (!runs_ || item_bytes == 0) return 0;
     const std::uint64_t stages = plan_.layout.stages.size();
     return timing_->activation_bytes / stages * (stages - stage) / 2 / item_bytes;
   }
 
-  // Tasks of who updates.
-  /// Nothing is queued for nothing: then it is done when what it waits for is.
+  // Tasks of the processor that updates.
+  /// A task without work is not queued; it ends when the tasks that it waits for end.
   Task add(Kind kind, Resource resource, double seconds, std::initializer_list<Task> after) {
     if (seconds == 0.0) return join(after);
     const Task task = schedule_.add(resource, seconds, after);
@@ -226,7 +227,8 @@ class StepClock {
   Task join(std::initializer_list<Task> after) {
     return runs_ ? schedule_.join(after) : Schedule::none;
   }
-  /// Reads of parameters, spilled gradients and kept inputs; `count`: one of so many parts.
+  /// Reads of parameters, spilled gradients and kept inputs; `count`: the read is one of this many
+  /// parts.
   Task read_param(Kind kind, std::uint64_t bytes, std::initializer_list<Task> after,
                   std::uint64_t count = 1) {
     if (!runs_) return Schedule::none;
@@ -253,20 +255,20 @@ class StepClock {
     return runs_ && (rates().param_read > 0.0 || rates().param_write > 0.0);
   }
   Resource worker() const noexcept { return separate_ ? Resource::Host : Resource::Compute; }
-  /// Bytes that the kernels of an update read and write: the state, in place; the gradient; the
-  /// parameter, fresh and where it is needed old.
+  /// Bytes that the update's kernels read and write: the state, in place; the gradient; the new
+  /// parameter, and the old one if needed.
   std::uint64_t update_bytes(std::uint32_t unit) const {
     const std::uint64_t param = plan_.update_reads_param(unit) ? 2 : 1;
     return plan_.layout.units[unit].share *
            (2 * plan_.state_size(unit) + dtype_size(plan_.grad_dtype) +
             param * dtype_size(plan_.param_dtype));
   }
-  /// What the other ranks have made anew of a unit, or of a part of it, comes after that.
+  /// The other ranks' updated shares of a unit, or of a part of it, arrive after that.
   void gather(std::uint32_t unit, std::uint64_t bytes, std::uint64_t parts, Task updated) {
     gathered_[unit] = add(Kind::Update, Resource::Bus,
                           seconds_for(bytes, &Rates::bus) / static_cast<double>(parts), {updated});
   }
-  /// True if it is done when the thread that runs the step gets here.
+  /// True if the task is done when the thread that runs the step gets here.
   bool is_past(Task task) const {
     double now = schedule_.finish(computed);
     if (!separate_) now = std::max(now, schedule_.finish(worked));
@@ -277,7 +279,7 @@ class StepClock {
 
   Task computed = Schedule::none;  // last task of the device that computes the model
   Task worked = Schedule::none;    // last task of the host's CPU
-  Task barrier = Schedule::none;   // the end of the last step
+  Task barrier = Schedule::none;   // end of the previous step
 
  private:
   struct Gather {
@@ -286,8 +288,8 @@ class StepClock {
     Task updated = Schedule::none;  // update of this rank's share
   };
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
-  /// The host waits until all gradients are written, and whoever sums them until they are of all
-  /// ranks.
+  /// The host waits until all gradients are written; with several ranks, until they are summed over
+  /// all.
   void begin_norm() {
     for (const Task reduced : reduced_) computed = join({computed, reduced});
     Task begin = join({computed, separate_ ? worked : Schedule::none});
@@ -295,8 +297,8 @@ class StepClock {
     (separate_ ? worked : computed) = begin;
     norm_begun_ = true;
   }
-  /// Gathers units before one that is fetched: what a step's end has updated comes in the order
-  /// in which the next one uses it, and so does what is fetched ahead for that.
+  /// Gathers the units that precede a fetched one: units updated at a step's end arrive in the
+  /// order in which the next step uses them, and so do its prefetches.
   void gather_below(std::uint32_t unit) {
     const auto end = std::find_if(to_gather_.begin(), to_gather_.end(),
                                   [unit](const Gather& fresh) { return fresh.unit >= unit; });
@@ -305,8 +307,8 @@ class StepClock {
     });
     to_gather_.erase(to_gather_.begin(), end);
   }
-  /// Sub-groups are read ahead as far as there are items, and written behind; a unit is not
-  /// read before it is written.
+  /// Sub-groups are read ahead as far as there are items, and written afterwards; a unit is not
+  /// read before its last write.
   void stream_gradients(const StepEvent& event, Task given, std::uint64_t touched) {
     const Moved& moved = event.moved.grad;
     const std::size_t depth = grad_items_.size();
@@ -329,7 +331,7 @@ class StepClock {
     }
     grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
   }
-  /// A separate device adds what it sums before: it reads two and writes one.
+  /// A separate device first sums the micro-batches: it reads two operands and writes one.
   void sum_on_device(const StepEvent& event) {
     const std::uint64_t summed = event.micro_batches * event.numel - event.added;
     const std::uint64_t bytes = summed * 3 * dtype_size(plan_.grad_dtype);
@@ -355,15 +357,15 @@ class StepClock {
   bool runs_ = false;
   Schedule schedule_;
   std::vector<Task> fetched_;       // one for each unit
-  std::vector<Task> put_;           // by stage: its inputs are written to their tier
-  Task taken_ = Schedule::none;     // what preceded the wait for the last inputs
-  std::vector<Task> grad_written_;  // by unit: its spilled gradients are on the disk
-  std::vector<Task> grad_items_;    // by ring item: gradients in it are written
-  std::size_t grad_turn_ = 0;       // how many of these items were taken
-  std::vector<Task> reduced_;       // by unit: gradients of all ranks are added
+  std::vector<Task> put_;           // by stage: the write of its inputs to their tier
+  Task taken_ = Schedule::none;     // task before the wait for the last inputs
+  std::vector<Task> grad_written_;  // by unit: the write of its spilled gradients
+  std::vector<Task> grad_items_;    // by ring item: the write of the gradients in it
+  std::size_t grad_turn_ = 0;       // number of these items taken
+  std::vector<Task> reduced_;       // by unit: when the gradients of all ranks are added
   std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
-  std::vector<Gather> to_gather_;   // units updated at a step's end, still to be gathered
-  bool norm_begun_ = false;         // in this step
+  std::vector<Gather> to_gather_;   // units updated at a step's end that are not gathered yet
+  bool norm_begun_ = false;         // whether the norm has begun in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;

@@ -10,7 +10,7 @@
 
 namespace artesian::zero3 {
 
-/// Where gradients are summed, and how: in `stored`, of elements rounded to `rounded` before.
+/// Target of a sum of gradients: elements are rounded to `rounded`, then added in `stored`.
 struct Accumulator {
   std::byte* target = nullptr;  // address of the first element
   DType stored = DType::Float32;
@@ -18,12 +18,14 @@ struct Accumulator {
   kernels::Accumulate how = kernels::Accumulate::Add;
 };
 
-/// Adds elements [begin, end) of `data`, in host memory, by kernels::accumulate_gradient. What is
-/// not finite stays so and is found, by name, in the norm. Thread: any, for disjoint slices.
-/// Shape: data: of `dtype`, fp32 or rounded already, from the accumulator's first element on.
+/// Adds elements [begin, end) of `data`, in host memory, by kernels::accumulate_gradient. Elements
+/// that are not finite stay so, and computing the norm finds their parameter. Thread: any, for
+/// disjoint slices. Shape: data: of `dtype`, fp32 or rounded already, from the accumulator's first
+/// element on.
 inline void accumulate(const Accumulator& to, const std::byte* data, DType dtype,
                        std::uint64_t begin, std::uint64_t end) noexcept {
-  constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB on the stack
+  constexpr std::uint64_t expanded =
+      2048;  // elements converted to fp32 at a time: 8 KiB on the stack
   const auto add = [&](std::uint64_t first, const float* values, std::uint64_t count) {
     static_cast<void>(kernels::accumulate_gradient(to.target + first * dtype_size(to.stored),
                                                    to.stored, values, to.rounded, count, to.how));

@@ -1,6 +1,6 @@
-// FloatMoments: the moments of a few elements of a sub-group as fp32, for who works on them. Where
-// they are stored so, they are these themselves; where they are stored as bf16, copies, which
-// store() rounds back to nearest. The sign of squares is kept: it may be a bit of the weight.
+// FloatMoments: the moments of a few elements of a sub-group as fp32, to be worked on. Moments
+// stored as fp32 are used in place; moments stored as bf16 are copied, and store() rounds them back
+// to nearest. The sign of squares is kept, as it may be a weight's tie bit.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace artesian::zero3 {
 
 class FloatMoments {
  public:
-  /// Of elements [begin, begin + count) of `group`, which must outlive it.
+  /// For elements [begin, begin + count) of `group`, which must outlive it.
   FloatMoments(const SubGroup& group, std::uint64_t begin, std::uint64_t count)
       : count_(static_cast<std::size_t>(count)),
         average_(make(group.exp_avg, group.half_avg, begin)),
         squares_(make(group.exp_avg_sq, group.half_avg_sq, begin)) {}
 
-  /// [count]; empty: the optimizer has none.
+  /// [count]; empty if the optimizer has no average.
   std::span<float> average() const noexcept { return average_.values; }
   std::span<float> squares() const noexcept { return squares_.values; }
   /// The element of an array, or null.

@@ -1,10 +1,10 @@
-// GradientExchange: sends what this rank has made of a gradient to the ranks whose shares it is of,
-// and hands over what they have made of its own. Nothing is added up on the way: who owns an
-// element gets what every rank has made of it, in the order of the ranks, and adds that as one rank
-// would that runs all their micro-batches. So N ranks have the bits of one.
+// GradientExchange: sends this rank's gradients to the ranks that own the shares, and delivers the
+// other ranks' gradients for its own share. Nothing is reduced in transit: the owner of an element
+// gets every rank's gradient, in the order of the ranks, and adds them as a single rank with all
+// micro-batches would. So N ranks give the bits of one.
 //
-// With what goes to a rank goes which parameters it is of: a parameter that a rank's micro-batch
-// does not use has no gradient there, and nothing is added for it. All ranks learn of all.
+// Messages list the parameters that they contain: a parameter that a rank's micro-batch does not
+// use has no gradient there, and nothing is added for it. Every rank learns this about all ranks.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@ struct ParameterGradient {
   const void* data = nullptr;
 };
 
-/// One look-up's rows of a parameter, as StepCore::add_rows() keeps them.
+/// The gradient rows of one look-up of a parameter, as kept by StepCore::add_rows().
 struct RowsOfLookup {
   std::span<const std::int64_t> rows;
   const float* gradient = nullptr;  // [rows, width], host memory
 };
 
-/// Says in which memory gradients are, and of what dtype.
+/// The memory and dtype of gradients.
 struct GradientSource {
-  DType dtype = DType::Float32;  // or rounded to the parameters' already
-  bool on_device = false;        // of a separate device, complete once `written` has passed
+  DType dtype = DType::Float32;  // fp32, or already rounded to the parameters' dtype
+  bool on_device = false;        // on a separate device, complete once `written` has passed
   tiering::DeviceFence written{};
 };
 
@@ -47,40 +47,41 @@ struct GradientsOfUnit {
 
 class GradientExchange {
  public:
-  /// `buffer`: of plan.exchange. `reader`: of a separate device, or null. All must outlive it.
+  /// `buffer`: memory of plan.exchange. `reader`: that of a separate device, or null. All must
+  /// outlive it.
   GradientExchange(const Placement& plan, comm::Group& group, std::span<std::byte> buffer,
                    Executor& executor, tiering::DeviceReader* reader);
 
-  /// What a rank has made of elements [first, first + count) of this rank's share.
+  /// One rank's gradient for elements [first, first + count) of this rank's share.
   struct Arrived {
     std::uint32_t rank = 0;
-    const std::vector<bool>& present;  // by place in Unit::parameters
+    const std::vector<bool>& present;  // by index in Unit::parameters
     std::uint64_t first = 0;
     std::uint64_t count = 0;
-    const std::byte* data = nullptr;  // [count] of the parameters' dtype
+    const std::byte* data = nullptr;  // [count], in the parameters' dtype
   };
   using Sink = std::function<Result<void>(const Arrived&)>;
-  /// Calls `sink` slice by slice, and of each rank by rank. Every rank calls it with the same unit,
-  /// whatever it has of it. Errors: the group's, the sink's, the device's.
+  /// Calls `sink` slice by slice, and within a slice rank by rank. Every rank calls this with the
+  /// same unit, whatever gradients it has. Errors: the group's, the sink's, the device's.
   Result<void> run(std::uint32_t unit, const GradientsOfUnit& own, const Sink& sink);
 
-  /// Rows of this rank's share, or the parts of them that are in it: of each what every rank's
-  /// look-ups have made of it, by look-up, then rank, then position.
+  /// Rows of a parameter in this rank's share, or the parts of them in it. For each row: the
+  /// gradients of all ranks' look-ups, by look-up, then rank, then position.
   struct Rows {
     std::uint64_t width = 0;
     bool some = false;  // some rank has a gradient for some share
     std::vector<std::int64_t> rows;
-    std::vector<const float*> gradients;         // from their first element in the share
-    std::vector<std::vector<std::byte>> memory;  // memory that holds them
-    /// A rank's, of one look-up.
+    std::vector<const float*> gradients;         // from the row's first element in the share
+    std::vector<std::vector<std::byte>> memory;  // owns the gradients' memory
+    /// The rows of one rank's look-up.
     struct Run {
       std::uint32_t rank = 0;
-      std::size_t first = 0;  // first of `rows`
+      std::size_t first = 0;  // index of the first in `rows`
       std::size_t count = 0;
     };
     std::vector<Run> runs;
   };
-  /// `lookups`: of this rank's micro-batches, in their order. Errors: the group's.
+  /// Exchanges rows. `lookups`: those of this rank's micro-batches, in order. Errors: the group's.
   Result<Rows> rows(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
                     std::uint64_t width);
 
@@ -128,9 +129,9 @@ class GradientExchange {
 
 /// The elements of row `row` of a parameter that are in a rank's share.
 struct RowInShare {
-  std::uint64_t row_first = 0;    // element of the row
-  std::uint64_t share_first = 0;  // element of the share
-  std::uint64_t count = 0;        // none: 0
+  std::uint64_t row_first = 0;    // index in the row
+  std::uint64_t share_first = 0;  // index in the share
+  std::uint64_t count = 0;        // 0 if there are none
 };
 RowInShare row_in_share(const Layout& layout, std::uint32_t parameter, std::uint64_t width,
                         std::int64_t row, std::uint64_t rank) noexcept;

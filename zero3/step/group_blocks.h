@@ -1,9 +1,10 @@
-// GroupBlocks: the checksum blocks of one sub-group that a pass reads from NVMe, or writes there,
-// and what the team has made of them so far. Their checksums are sums over pieces, so each thread
-// adds those of the elements that it works on, while it has them in its cache; what comes of all of
-// them is known once all threads are done.
+// GroupBlocks: the checksum blocks of one sub-group that a pass reads from NVMe or writes there,
+// with their checksums so far. These are sums over pieces, so each thread adds the sums of the
+// elements that it works on, while they are in its cache; the results are known once all threads
+// are done.
 //
-// Thread: `add_...` any, for disjoint elements; the rest the compute thread, before and after.
+// Thread: `add_...` any, for disjoint elements; the other functions the compute thread, before and
+// after.
 #pragma once
 
 #include <array>
@@ -17,22 +18,23 @@ namespace artesian::zero3 {
 
 class GroupBlocks {
  public:
-  /// Elements at whose multiples the arrays of a sub-group may be cut: pieces of any dtype.
+  /// The arrays of a sub-group may be cut at multiples of this many elements: pieces of any dtype.
   static constexpr std::uint64_t slice = 16384;
   static_assert(slice * 2 % tiering::TierStore::checksum_piece_bytes == 0);
 
   explicit GroupBlocks(tiering::TierStore& store) noexcept : store_(store) {}
 
-  /// A block, which is an array of elements of this size; nothing for a shard that is in memory.
+  /// Adds a block, which holds an array with elements of this size; ignores shards in memory.
   void list(tiering::ShardId shard, std::uint64_t block, const void* data,
             std::uint64_t element_size) noexcept;
   bool empty() const noexcept { return count_ == 0; }
 
-  /// Elements [begin, end) of each block, as they have been read, or as they will be written.
+  /// Add the sums of elements [begin, end) of each block, as read or as they will be written.
   void add_to_verify(std::uint64_t begin, std::uint64_t end) noexcept;
   void add_to_seal(std::uint64_t begin, std::uint64_t end) noexcept;
 
-  /// Verifies blocks whose elements were all added. Errors: Corrupt, of the first damaged one.
+  /// Verifies the blocks; all elements must have been added. Errors: Corrupt, of the first damaged
+  /// one.
   Result<void> verify() noexcept;
   void seal() noexcept;
 

@@ -12,14 +12,14 @@
 
 namespace artesian::zero3 {
 
-/// One engine for these folders, each with places of its own in the kernel and settings of its own.
-/// Errors: Unsupported (what artesian.engine asks for is not to be had here), Exhausted.
+/// Makes one engine for these folders, with kernel slots and settings for each folder. Errors:
+/// Unsupported (the engine that artesian.engine asks for is not available), Exhausted.
 Result<std::unique_ptr<aio::Engine>> make_io_engine(const Config& config,
                                                     const std::vector<PathIo>& paths);
 
-/// Says what is in effect, of the engine of `paths` folders, and what share of the blocks so far
-/// had it: "io_uring; direct 100%, registered memory 100%, registered files 98% of blocks". Of
-/// several folders all engines. Empty where nothing was moved.
+/// Describes the I/O features in use by the engine of `paths` folders, with the share of blocks so
+/// far that used them: "io_uring; direct 100%, registered memory 100%, registered files 98% of
+/// blocks". With several folders it covers all engines. Empty if nothing was transferred.
 std::string describe_io(aio::Engine& engine, std::size_t paths);
 
 }  // namespace artesian::zero3

@@ -1,5 +1,5 @@
-// LeafSums: sums over every trainable unit's image by leaves of 2048 elements, of which norms are
-// added in a fixed order: Note [Leaves of the norm] in gradients.h.
+// LeafSums: sums over every trainable unit's image by leaves of 2048 elements, which norms add up
+// in a fixed order: Note [Leaves of the norm] in gradients.h.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace artesian::zero3 {
 
 class LeafSums {
  public:
-  /// Of zeros. The layout must outlive it.
+  /// Starts with zeros. The layout must outlive it.
   explicit LeafSums(const Layout& layout);
 
   /// The leaf sums of a unit's whole image; frozen units have none.

@@ -1,5 +1,5 @@
-// The fp16 loss scaler of DeepSpeed, state for state. The caller unscales with the scale that the
-// backward pass used: read `scale()` before `update()`.
+// DeepSpeed's fp16 loss scaler, with the same states. The caller must unscale with the scale that
+// the backward pass used: read `scale()` before `update()`.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ class LossScaler {
   LossScaler(DType param_dtype, const LossScaleConfig& config) noexcept;
 
   double scale() const noexcept { return scale_; }
-  /// After each optimizer step's gradients are known. Errors: Exhausted when an overflow meets the
-  /// minimum scale.
+  /// Call it once each optimizer step's gradients are known. Errors: Exhausted on an overflow at
+  /// the minimum scale.
   Result<void> update(bool overflow) noexcept;
 
-  /// All that a later update depends on, besides the configuration.
+  /// Everything that later updates depend on, besides the configuration.
   struct State {
     double scale = 1.0;
     std::uint32_t hysteresis_left = 0;
@@ -29,8 +29,8 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
   State state() const noexcept { return {scale_, hysteresis_left_, iteration_, overflow_last_}; }
-  /// Restores a saved scaler's state as far as the configuration allows: a static scale stays, and
-  /// hysteresis and scale are kept within their bounds.
+  /// Restores a saved scaler's state as far as the configuration allows: a static scale is not
+  /// changed, and hysteresis and scale are clamped to their bounds.
   void restore(const State& state) noexcept;
 
  private:

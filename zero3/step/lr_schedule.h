@@ -9,22 +9,22 @@
 
 namespace artesian::zero3 {
 
-/// What a schedule leads a parameter group between.
+/// The rates between which a schedule moves a parameter group's learning rate.
 struct RateEnds {
-  double lr = 0.0;    // the group's own, before the schedule: WarmupCosineLR takes shares of it
+  double lr = 0.0;    // the group's own rate, without a schedule; WarmupCosineLR multiplies it
   double low = 0.0;   // warmup_min_lr, lr_range_test_min_lr or cycle_min_lr
   double high = 0.0;  // warmup_max_lr or cycle_max_lr
 };
 
-/// Those that the config names, for a group whose own rate is `lr`.
+/// The rates in the config's schedule, for a group whose own rate is `lr`.
 RateEnds ends_of(const SchedulerConfig& scheduler, double lr) noexcept;
 
-/// A group's learning rate at the optimizer step that follows `steps_taken` updates that were not
-/// skipped. Source: deepspeed/runtime/lr_schedules.py, 0.19.8.
+/// A group's learning rate at the optimizer step after `steps_taken` updates (skipped steps do not
+/// count). Source: deepspeed/runtime/lr_schedules.py, 0.19.8.
 double rate_between(const SchedulerConfig& scheduler, const RateEnds& ends,
                     std::uint64_t steps_taken) noexcept;
 
-/// The same with the ends that the config names.
+/// As rate_between, with the rates in the config.
 double learning_rate(const SchedulerConfig& scheduler, const OptimizerConfig& optimizer,
                      std::uint64_t steps_taken) noexcept;
 
@@ -34,8 +34,8 @@ struct Betas {
   double beta2 = 0.0;
 };
 
-/// OneCycle's betas at that optimizer step, between these two; nothing where no momentum is cycled.
-/// A decay that grows keeps beta1 below 1.
+/// OneCycle's betas at that optimizer step, between these two; empty if momentum is not cycled.
+/// beta1 stays below 1 even if the decay grows.
 std::optional<Betas> betas_between(const SchedulerConfig& scheduler, double low, double high,
                                    std::uint64_t steps_taken) noexcept;
 

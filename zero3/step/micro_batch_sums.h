@@ -1,6 +1,6 @@
-// MicroBatchSums: what one micro-batch of this rank has made of gradients so far, in the dtype of
-// the parameters. It is kept until the micro-batch is whole, and then goes to the ranks whose
-// shares it is of: so each rank may run another graph, in an order of its own.
+// MicroBatchSums: the gradients of one micro-batch of this rank so far, in the parameters' dtype.
+// They are kept until the micro-batch is complete and then sent to the ranks that own the shares.
+// So each rank may run a different graph, in its own order.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class MicroBatchSums {
 
   bool has(std::uint32_t parameter) const noexcept { return here_[parameter]; }
   bool has_rows(std::uint32_t parameter) const { return rows_.contains(parameter); }
-  /// Adds elements [first, first + count) of a parameter; the first addition of all sets them.
-  /// Shape: data: [count], fp32 or rounded already.
+  /// Adds elements [first, first + count) of a parameter; the first addition overwrites. Shape:
+  /// data: [count], fp32 or already rounded.
   void add(std::uint32_t parameter, std::uint64_t first, const std::byte* data, DType dtype,
            std::uint64_t count);
-  /// All of the parameter's elements have been added, once more.
+  /// Records that all elements of the parameter have been added once more.
   void added(std::uint32_t parameter) { here_[parameter] = true; }
   /// The gradients of a unit that have arrived.
   std::vector<ParameterGradient> of_unit(std::uint32_t unit) const;
@@ -33,10 +33,10 @@ class MicroBatchSums {
   /// Keeps one look-up's rows of a parameter.
   void add_rows(std::uint32_t parameter, std::vector<std::int64_t> rows,
                 std::vector<float> gradient);
-  /// In their order.
+  /// The look-ups' rows of a parameter, in order.
   std::vector<RowsOfLookup> rows_of(std::uint32_t parameter) const;
 
-  /// Everything is as at first.
+  /// Resets to the initial state.
   void clear();
 
  private:
@@ -49,8 +49,8 @@ class MicroBatchSums {
   const Placement& plan_;
   const std::span<std::byte> memory_;
   Executor& executor_;
-  std::vector<std::uint64_t> images_;  // by unit: where its image begins in `memory_`
-  std::vector<bool> here_;             // by parameter: its gradient has arrived
+  std::vector<std::uint64_t> images_;  // by unit: offset of its image in `memory_`
+  std::vector<bool> here_;             // by parameter: whether its gradient has arrived
   std::map<std::uint32_t, std::vector<Kept>> rows_;
 };
 

@@ -1,19 +1,20 @@
-// The optimizer over tiered state: initial values, the Adam step, and reading state back (digest,
-// export). Sub-groups stream through the staging ring; the work runs on the compute team. Units of
-// a separate device that have all of their state there are updated by it, in place.
+// The optimizer on tiered state: initial values, the update, and reading state back (digest,
+// export). Sub-groups stream through the staging ring; the thread pool does the work. A separate
+// device updates units whose whole state is there, in place.
 //
-// A step is deferred: begin_step fixes what it does, and each unit is updated when somebody comes
-// to it, in the order in which the next forward does. Until then its gradient must stay, and its
-// parameters and state are last step's. What is updated first may have been read by then.
+// An update is deferred: begin_step fixes its constants, and each unit is updated when it is
+// needed, in the order of the next forward. Until then its gradient must be kept, and its
+// parameters and state are those of the previous step. State that is updated first may already have
+// been read ahead.
 //
-// Constants are those of each parameter's group (parameter_groups.h) and of its own count of
-// updates. A slice is cut where neighbours differ in them; the bits do not depend on such cuts.
-// Frozen units are filled at the beginning and read for digest and export; no update comes to them.
+// Constants are those of each parameter's group (parameter_groups.h) and its own count of updates.
+// A slice is cut between parameters with different constants; such cuts do not change the bits.
+// Frozen units are filled at the beginning, read for digest and export, and never updated.
 //
-// Of several ranks each updates its share of every unit's state. Where each has all parameters the
-// shares of these then come together in every rank's home of them, in the order of the update,
-// which is the same on all; else they do where a unit is entered (StepCore). What is read of the
-// state goes from who owns it to all.
+// With several ranks, each updates its share of every unit's state. If every rank has all
+// parameters, the updated shares are gathered in each rank's parameter homes, in the order of the
+// update, which is the same on all ranks; otherwise they are gathered when a unit is entered
+// (StepCore). When state is read, its owner sends it to all ranks.
 #pragma once
 
 #include <cstdint>
@@ -37,21 +38,22 @@
 namespace artesian::zero3 {
 
 struct OptimizerOptions {
-  /// Except on a separate device, the update under backward reads ahead into this lender's memory,
-  /// if any, which must outlive it: Note [Borrowed items] in ring_order.h.
+  /// Lends memory into which the update under backward reads ahead, except with a separate device;
+  /// may be null, must outlive the optimizer: Note [Borrowed items] in ring_order.h.
   BufferLender* lender = nullptr;
-  /// True if a slot that a unit has will be its slot until forward uses it; true without.
+  /// Tells whether a unit's slot will stay until forward uses it; if empty, always true.
   std::function<bool(std::uint32_t unit)> stays{};
-  /// True if a parameter is updated in this step; true without. Asked once the gradients of its
-  /// unit are final, when the answer is, too. If not, its weights, moments and count stay.
+  /// Tells whether a parameter is updated in this step; if empty, always true. Called once the
+  /// gradients of its unit are final, and the answer with them. If false, its weights, moments and
+  /// count do not change.
   std::function<bool(std::uint32_t parameter)> updates{};
-  float initial_squares = 0.0f;   // initial value of moments before their first update
-  Orthogonalize orthogonalize{};  // for Muon's matrices; null without any
-  comm::Group* group = nullptr;   // several ranks that divide the state; null with one
+  float initial_squares = 0.0f;   // initial value of squares
+  Orthogonalize orthogonalize{};  // for Muon's matrices; null if there are none
+  comm::Group* group = nullptr;   // the ranks that divide the state; null with one rank
 };
 
-/// A value that the optimizer keeps of each element: ExpAvg is its average and ExpAvgSq its
-/// squares, whatever it calls them (Placement::moments).
+/// A value that the optimizer keeps per element: ExpAvg is its average and ExpAvgSq its squares,
+/// under whatever names (Placement::moments).
 enum class StateKind : std::uint8_t { Master, ExpAvg, ExpAvgSq };
 
 class Optimizer : public UpdateFlow<Optimizer> {
@@ -60,12 +62,12 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Optimizer(ModelState& state, tiering::Residency& residency, OptimizerOptions options = {});
 
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-  /// Fills master weights, parameters and moments from `source`, straight into their homes, except
-  /// kept ones; `progress` counts elements. Call it between steps, after evicting gathered
-  /// parameters. Nothing is in flight afterwards, even after an error. Errors: the source's, Io,
-  /// NoSpace, Timeout.
+  /// Fills master weights, parameters and moments from `source`, directly into their homes, except
+  /// state that the source keeps; `progress` counts elements. Call it between steps, after evicting
+  /// gathered parameters. Nothing is in flight afterwards, even after an error. Errors: the
+  /// source's, Io, NoSpace, Timeout.
   Result<void> initialize(StateSource& source, const Progress& progress) noexcept;
-  /// The same with averages of zero, and squares as the options have them.
+  /// The same, with averages of zero, and squares as set in the options.
   Result<void> initialize(WeightSource& weights, const Progress& progress) noexcept;
   /// UpdateFlow::begin_ahead, with these constants.
   Result<void> begin_ahead(StepConstants constants, std::vector<std::uint32_t> units,
@@ -73,49 +75,49 @@ class Optimizer : public UpdateFlow<Optimizer> {
     constants_ = std::move(constants);
     return UpdateFlow::begin_ahead(std::move(units), speculative);
   }
-  /// All gradients are final: UpdateFlow::defer, with these constants. Gathered parameters follow,
-  /// and those that are gathered from here on. Errors: Io, Corrupt, NoSpace, Timeout, as of all
-  /// that updates.
+  /// Called when all gradients are final: UpdateFlow::defer, with these constants. Parameters
+  /// gathered now or later get the update. Errors, here and of all updates: Io, Corrupt, NoSpace,
+  /// Timeout.
   Result<void> begin_step(StepConstants constants) noexcept {
     return defer([&] { constants_ = std::move(constants); });
   }
-  /// How many updates a parameter has had, with the one under way.
+  /// The number of updates of a parameter, including a pending one.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept { return counts_[parameter]; }
-  /// Restores these update counts, one for each parameter. Between steps, with no update pending.
+  /// Restores update counts, one for each parameter. Between steps, with no update pending.
   void restore_counts(std::vector<std::uint64_t> counts) noexcept;
-  /// XXH3-128 over names, master weights and the moments that there are, of frozen parameters over
-  /// names and what they are in fp32, in parameter order: the same for every placement. Errors: Io,
-  /// Corrupt, Timeout.
+  /// XXH3-128 over the parameters in order: names, master weights and existing moments; for frozen
+  /// parameters names and values in fp32. The same for every placement. Errors: Io, Corrupt,
+  /// Timeout.
   Result<std::string> digest(const std::vector<ParameterSpec>& parameters) noexcept;
-  /// Checks that the parameter has that kind of state. Errors: Invalid (moments of a frozen one, or
-  /// one that the optimizer does not keep).
+  /// Checks that the parameter has this kind of state. Errors: Invalid (moments of a frozen
+  /// parameter, or a moment that the optimizer does not keep).
   Result<void> check_kind(std::uint32_t parameter, StateKind kind) const;
-  /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces.
-  /// The weights of a frozen parameter are its values. Errors: check_kind's, the sink's, Io,
-  /// Corrupt, Timeout.
+  /// Calls `sink` with one kind of the parameter's state in fp32, in row-major order, in pieces. A
+  /// frozen parameter's weights are its values. Errors: check_kind's, the sink's, Io, Corrupt,
+  /// Timeout.
   Result<void> read_state(std::uint32_t parameter, StateKind kind,
                           const std::function<Result<void>(std::span<const float>)>& sink) noexcept;
   /// Replaces one kind of the parameter's state: calls `source(first, values)`, which fills all of
-  /// `values` with the elements from `first` on. Weights are stored in every form that the
-  /// placement has them in; a second moment is at least zero. No update may be pending, and whoever
-  /// has gathered the unit drops it. Nothing is in flight afterwards. Errors: as read_state.
+  /// `values` with the elements from `first` on. Weights are stored in all forms that the placement
+  /// keeps; a second moment must be at least zero. No update may be pending, and the caller must
+  /// evict the unit's gathered parameters. Nothing is in flight afterwards. Errors: as read_state.
   Result<void> write_state(
       std::uint32_t parameter, StateKind kind,
       const std::function<void(std::uint64_t first, std::span<float> values)>& source) noexcept;
   using Visitor = std::function<void(const SubGroup&)>;
-  /// Calls `visit` with the state of the sub-groups of `units` that `wanted` holds of, in this
-  /// order: arrays as they are stored, without gradients. No update may be pending. Errors: Io,
-  /// Corrupt, Timeout.
+  /// Calls `visit` with the state of the sub-groups of `units` for which `wanted` is true, in this
+  /// order: arrays as stored, without gradients. No update may be pending. Errors: Io, Corrupt,
+  /// Timeout.
   Result<void> read_units(
       const std::vector<std::uint32_t>& units,
       const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
       const Visitor& visit) noexcept;
-  /// Callbacks about what the thread pool updates; each may be null.
+  /// Callbacks about updates by the thread pool; each may be null.
   struct Watcher {
-    /// With each sub-group that has been updated, as read_units gives it, before it leaves for its
-    /// home. Those that a separate device updates by itself are not among them.
+    /// Called with each updated sub-group, as read_units passes it, before it is written to its
+    /// home. Not called for those that a separate device updates by itself.
     Visitor made;
-    /// All updates since the step's last backward began were rolled back.
+    /// Called when all updates since the step's last backward began have been rolled back.
     std::function<void()> taken_back;
   };
   void watch(Watcher watcher) noexcept { watcher_ = std::move(watcher); }
@@ -140,7 +142,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   kernels::AdamArrays weights_of(const SubGroup& group, std::uint64_t begin) const noexcept;
   kernels::AdamArrays arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
                                 float* squares) const noexcept;
-  /// Elements of a unit's image from `first` on, up to the next cut's, are updated so, or not.
+  /// Whether elements of a unit's image from `first` on, up to the next cut, are updated.
   struct Cut {
     std::uint64_t first = 0;
     std::optional<kernels::UpdateStep> constants;
@@ -149,7 +151,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
     return !options_.updates || options_.updates(parameter);
   }
   struct Part {
-    std::uint64_t end;  // element of the sub-group
+    std::uint64_t end;  // end, as an index in the sub-group
     const std::optional<kernels::UpdateStep>& constants;
   };
   Part part_at(const SubGroup& group, std::uint64_t begin, std::uint64_t end) const noexcept;
@@ -172,7 +174,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   enum class Copy : std::uint8_t { ToOld, FromOld };
   void copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end, Copy way) noexcept;
 
-  friend UpdateFlow;  // which this class plays
+  friend UpdateFlow;  // the class that this one is a player of
   SubGroupStream& ring() noexcept { return stream_; }
   bool separate() const noexcept { return state_.separate_device(); }
   Result<void> begin_pass() noexcept;
@@ -187,7 +189,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
     return residency_.end_refresh(unit);
   }
   bool keeps(std::uint32_t unit) const noexcept;
-  static bool reduced(std::uint32_t) noexcept { return true; }  // with one rank
+  static bool reduced(std::uint32_t) noexcept { return true; }  // for one rank
   void shadows(Shadows how) noexcept;
   Result<void> restore() noexcept;
   Result<void> settle() noexcept;
@@ -202,7 +204,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   StepConstants constants_;             // constants of the pass
   std::vector<std::vector<Cut>> cuts_;  // by unit: cuts of the pass for final gradients
   std::vector<std::uint64_t> counts_;   // by parameter: number of updates so far
-  /// For LAMB: sums of squares of weights and of their steps; and each parameter's multiple of the
+  /// For LAMB: sums of squares of weights and of their steps; each parameter's factor of the
   /// learning rate.
   struct Lamb {
     explicit Lamb(const Layout& layout) : weights(layout), directions(layout) {}
@@ -212,7 +214,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   };
   std::optional<Lamb> lamb_;  // state of LAMB in the pass
   Watcher watcher_;
-  std::uint64_t drained_ns_ = 0;  // waited for the last writes of a pass
+  std::uint64_t drained_ns_ = 0;  // when the last writes of a pass had been waited for
 };
 
 }  // namespace artesian::zero3

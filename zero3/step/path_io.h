@@ -1,10 +1,10 @@
-// PathIo: how the transfers of one folder of swap files are made.
+// PathIo: the I/O settings for one folder of swap files.
 //
-// The config's aio section says it for all folders. Without one, a folder gets what `aio_bench
-// tune` found best for its disk and kept in the disk's machine profile, or else the defaults; each
-// folder its own, as each has an I/O engine of its own. What was found best holds for the I/O
-// engine and the polling that it was measured with, so a config that names others gets the
-// defaults. No bit of a training depends on any of it.
+// The config's aio section applies to all folders. Without it, each folder uses the best settings
+// of its disk's machine profile, saved by `aio_bench tune`, or else the defaults; folders may
+// differ, as each has its own I/O engine. These settings are best only for the I/O engine and the
+// polling with which they were measured, so a config that names others gets the defaults. Results
+// of a training do not depend on these settings.
 #pragma once
 
 #include <optional>
@@ -20,7 +20,7 @@ namespace artesian::zero3 {
 
 struct PathIo {
   aio::EngineOptions options;
-  /// The engine of a machine profile, to be preferred where artesian.engine is "auto".
+  /// The engine named in a machine profile, used if artesian.engine is "auto".
   std::optional<aio::EngineKind> engine{};
 };
 
@@ -28,18 +28,19 @@ struct PathIo {
 struct SavedProfile {
   std::string file{};  // equal for folders of one disk; empty if unknown
   std::optional<tiering::MachineProfile> profile{};
-  std::optional<Error> fault{};  // there is one, of no use
+  std::optional<Error> fault{};  // set if there is a profile that cannot be used
 };
 
-/// One for each folder; these need not exist yet.
+/// Reads the profile of each folder; the folders need not exist yet.
 std::vector<SavedProfile> saved_profiles(const std::vector<std::string>& directories);
 
 struct PathIoChoice {
-  std::vector<PathIo> paths;       // one for each folder
-  std::vector<std::string> notes;  // a line each: which profiles were taken, which were not and why
+  std::vector<PathIo> paths;  // one for each folder
+  std::vector<std::string>
+      notes;  // one line each: which profiles are used, and which are not and why
 };
 
-/// Pure. `profiles` has one for each folder, or is empty: none is known.
+/// Pure. `profiles`: one for each folder, or empty if none is known.
 PathIoChoice choose_path_io(const Config& config, const std::vector<std::string>& directories,
                             const std::vector<SavedProfile>& profiles);
 

@@ -1,16 +1,18 @@
-// ModelState: the tiers of one run, filled as its placement says: pools, swap files, staging ring,
-// and the shards of every unit. It knows which shard is which; it knows nothing of tensors.
+// ModelState: the tiers of one run, set up according to its placement: pools, swap files, staging
+// ring, and the shards of every unit. It knows the purpose of each shard, but no tensors.
 //
 // Shards of a unit: one for its parameters, one for its gradients, and one record per sub-group for
 // its optimizer state: [average | squares | master], contiguous, so that a sub-group is one
-// sequential transfer: Note [Records]. Of the master weights the record holds what the parameters
-// do not: all, their low halves, or, with fp32 parameters, nothing. The sub-group is the checksum
-// grain of all. Note [Records]: a record's blocks are its arrays, of one length but for the last.
-// Moments are fp32, and so are whole master weights; or, by artesian.moments, bf16, beside low
+// sequential transfer: Note [Records]. The record holds the part of the master weights that the
+// parameters do not: all of it, the low halves, or, with fp32 parameters, nothing. In all shards,
+// one checksum covers one array of a sub-group.
+//
+// Note [Records]: a record's blocks are its arrays, all of one length except the last. Moments are
+// fp32, beside fp32 master weights or their low halves; or, with artesian.moments, bf16, beside low
 // halves or nothing.
 //
-// A frozen unit has parameters alone. Besides, there is a shard for each input that checkpointing
-// keeps in a tier.
+// A frozen unit has only parameters. There is also a shard for each input that checkpointing keeps
+// in a tier.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +43,13 @@ struct ModelStateOptions {
   Placement placement;
   SwapPaths paths;  // folders for parameters, spilled gradients and optimizer state on NVMe
   std::uint64_t run_id = 0;
-  std::uint32_t rank = 0;  // whose shares these are
+  std::uint32_t rank = 0;  // the rank that owns these shares
   tiering::Verify verify = tiering::Verify::Full;
-  bool pin_memory = true;             // buffers between host and a separate device are in any case
+  bool pin_memory =
+      true;  // whether to page-lock; buffers of a separate device are always page-locked
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
-  tiering::Device* device = nullptr;  // outlives the state; null: the CPU
+  tiering::Device* device = nullptr;  // must outlive the state; null: the CPU
   pinned::NodePolicy host_nodes{};    // nodes for the host tier: tiering/host_nodes.h
 };
 
@@ -56,16 +59,16 @@ class ModelState {
   /// Errors: those of TierStore::open and Pool::create.
   static Result<std::unique_ptr<ModelState>> create(ModelStateOptions options, aio::Engine& engine,
                                                     FileSystem& files, Executor& executor);
-  /// Keeps for ever what a disk that does not answer may still write to.
+  /// Leaks memory that a disk which does not answer may still write to.
   ~ModelState();
-  /// Drains and removes the swap files. Errors: Io; Timeout, after which engine, executor and
-  /// whatever else has transfers in flight must not be destroyed either.
+  /// Drains and removes the swap files. Errors: Io; Timeout, after which the engine, the executor
+  /// and all other owners of transfers in flight must not be destroyed either.
   Result<void> close() noexcept;
 
   const Placement& placement() const noexcept { return placement_; }
   const Layout& layout() const noexcept { return placement_.layout; }
   std::uint32_t rank() const noexcept { return rank_; }
-  /// The element of a unit's image with which this rank's share begins.
+  /// Index in a unit's image at which this rank's share begins.
   std::uint64_t share_begin(std::uint32_t unit) const noexcept {
     return layout().units[unit].share_begin(rank_);
   }
@@ -77,7 +80,7 @@ class ModelState {
     ARTESIAN_CHECK(unit < param_.size(), unit, param_.size());
     return param_[unit];
   }
-  /// The shard of a trainable unit's gradient; optimizer() is of such units alone, too.
+  /// The shard of a trainable unit's gradient; optimizer(), too, is only for trainable units.
   tiering::ShardId grad(std::uint32_t unit) const noexcept {
     ARTESIAN_CHECK(unit < grad_.size() && layout().units[unit].trainable, unit);
     return grad_[unit];
@@ -86,37 +89,37 @@ class ModelState {
     ARTESIAN_CHECK(sub_group < optimizer_[unit].size(), unit, sub_group);
     return optimizer_[unit][static_cast<std::size_t>(sub_group)];
   }
-  /// Reserves what it takes to take an update of these units back: of those all of whose records
-  /// are on NVMe, for each record a shadow, and for each unit's parameters, where the update works
-  /// on these, a shard for what they were; of the others, memory. Once. Errors: Io, NoSpace.
+  /// Reserves what is needed to roll back an update of these units. If all of a unit's records are
+  /// on NVMe: a shadow for each record and, if the update changes the parameters in place, a shard
+  /// for their old values. For other units: memory. Call it once. Errors: Io, NoSpace.
   Result<void> reserve_shadows(const std::vector<bool>& units) noexcept;
-  /// The latter; of units that have one.
+  /// The shard for old parameters; only for units that have one.
   bool saves_param(std::uint32_t unit) const noexcept { return saved_param_.contains(unit); }
   tiering::ShardId saved_param(std::uint32_t unit) const noexcept { return saved_param_.at(unit); }
-  /// Memory of that kind, of a sub-group: of what its record was, and where the update works on
-  /// them, its parameters, one array after the other; null without.
+  /// Memory for the old state of a sub-group: the arrays of its record and, if the update changes
+  /// them in place, its parameters, one after the other; null if there is none.
   std::byte* old_state(std::uint32_t unit, std::uint64_t sub_group) const noexcept;
   bool keeps_old_state(std::uint32_t unit) const noexcept { return old_state_.contains(unit); }
-  /// The shard of a stage's input that is kept in a tier: placement().inputs says whether it is.
+  /// The shard of a stage's input that is kept in a tier: placement().inputs tells whether it is.
   tiering::ShardId input(std::size_t stage, std::uint64_t micro_batch) const noexcept {
     return inputs_[static_cast<std::size_t>(placement_.inputs.place(stage, micro_batch))];
   }
-  /// The depot that moves these.
+  /// The depot that moves these inputs.
   tiering::Depot& depot() noexcept { return *depot_; }
   tiering::Device& device() noexcept { return device_; }
-  /// True if the host cannot reach the device's memory; then there are a loader and a reader. The
-  /// placement has the routes that follow from it.
+  /// True if the host cannot access the device's memory; then there are a loader and a reader. The
+  /// placement's routes depend on it.
   bool separate_device() const noexcept { return placement_.separate_device; }
   tiering::DeviceLoader* loader() noexcept { return loader_.get(); }
   tiering::DeviceReader& reader() noexcept {
-    ARTESIAN_CHECK(reader_ != nullptr);  // there is a separate device
+    ARTESIAN_CHECK(reader_ != nullptr);  // exists with a separate device
     return *reader_;
   }
-  /// Device memory for gradient kernels; empty where no gradient lives there.
+  /// Device memory for gradient kernels; empty if no gradient is there.
   std::span<std::byte> grad_scratch() const noexcept {
     return {grad_scratch_.data(), static_cast<std::size_t>(grad_scratch_.size())};
   }
-  /// Buffer of the matrix that is updated as a whole; empty without any.
+  /// Buffer for the matrix that is updated as a whole; empty if there is none.
   std::span<std::byte> matrix_buffer() const noexcept {
     return {matrix_buffer_.data(), static_cast<std::size_t>(matrix_buffer_.size())};
   }
@@ -128,10 +131,10 @@ class ModelState {
   std::span<std::byte> grad_buffer() const noexcept {
     return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
   }
-  /// The units as they are gathered, for a Residency over store(), device_pool() and loader().
+  /// The gathered form of the units, for a Residency over store(), device_pool() and loader().
   std::vector<tiering::ResidentUnit> resident_units() const;
   tiering::StagingRing& ring() noexcept { return *ring_; }
-  /// The disk below each folder of swap files; its speed is known where shards use it.
+  /// The disk below each folder of swap files; its speed is known if shards use it.
   const std::vector<tiering::PathDisk>& disks() const noexcept { return store_->disks(); }
   /// How the bytes of parameters, or of the optimizer's records, are divided over the folders;
   /// empty without folders.
@@ -172,7 +175,7 @@ class ModelState {
   BufferLease old_state_buffer_;
   BufferLease exchange_buffer_;
   BufferLease matrix_buffer_;
-  bool stalled_ = false;  // close() ran into its deadline
+  bool stalled_ = false;  // close() has reached its deadline
   std::vector<std::string> directories_;
   std::vector<std::vector<std::uint32_t>> volumes_;
   std::uint32_t param_volume_ = 0;
@@ -181,8 +184,9 @@ class ModelState {
   std::vector<tiering::ShardId> grad_;
   std::vector<std::vector<tiering::ShardId>> optimizer_;
   std::map<std::uint32_t, tiering::ShardId> saved_param_;  // by unit: shard of its old parameters
-  std::map<std::uint32_t, std::byte*> old_state_;          // by unit: its old state in the buffer
-  std::vector<tiering::ShardId> inputs_;                   // one for each place of an input
+  std::map<std::uint32_t, std::byte*>
+      old_state_;                         // by unit: address of its old state in the buffer
+  std::vector<tiering::ShardId> inputs_;  // one for each kept input
 };
 
 }  // namespace artesian::zero3

@@ -1,5 +1,5 @@
-// StateSource: where a training's state comes from that goes on: a checkpoint, or an import. As
-// WeightSource (weights.h), with the moments.
+// StateSource: the source of a resumed training's state: a checkpoint or an import. As WeightSource
+// (weights.h), with moments.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace artesian::zero3 {
 class StateSource {
  public:
   virtual ~StateSource() = default;
-  /// master[i], exp_avg[i], exp_avg_sq[i] = those of element (first + i), in row-major order, of
-  /// parameter `parameter`. Each is empty, where it is not wanted, or as long as the others.
-  /// Moments that the source does not have are zero. Errors: Io, Corrupt, naming file and offset.
+  /// master[i], exp_avg[i], exp_avg_sq[i] = the values of element (first + i), in row-major order,
+  /// of parameter `parameter`. Each span is empty if it is not wanted; the others have equal
+  /// lengths. Moments that the source lacks are zero. Errors: Io, Corrupt, naming file and offset.
   /// Thread: any, several at once.
   virtual Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                             std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept = 0;
-  /// True if a parameter that has its state keeps it: then it is not read.
+  /// True if a parameter keeps its present state, and is not read.
   virtual bool keeps(std::uint32_t parameter) const noexcept {
     static_cast<void>(parameter);
     return false;

@@ -1,8 +1,8 @@
-// StepFigures: what a step took, moved and waited for, from what the engine's parts have counted
-// since their creation. Work belongs to the step in which it is done, with two exceptions: what an
-// update under forward does is of the step that it completes (hand_over), and what an evaluation, a
-// digest or an export does is of none (leave_out). Also predicts the next step, and says what no
-// schedule can beat: a step's phases go to a Prediction. Thread: the engine's.
+// StepFigures: the time, bytes and waits of a step, derived from the counters of the engine's
+// parts. Work belongs to the step in which it is done, with two exceptions: an update under forward
+// belongs to the step that it completes (hand_over), and evaluations, digests and exports belong to
+// no step (leave_out). It also predicts the next step (Prediction) and computes lower bounds that
+// no schedule can beat. Thread: the engine's.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@
 
 namespace artesian::zero3 {
 
-/// The counts of whoever runs the model, since its creation. Seconds of forward and backward are
-/// the model's own; rounding gradients and adding them up is apart, without its waits. Bytes are
-/// those of gradients rounded into the accumulators, where that is the CPU's work.
+/// Counters of the code that runs the model, since its creation. Seconds of forward and backward
+/// are those of the model alone; rounding and adding gradients is counted separately, without
+/// waits. Bytes are those of gradients that the CPU rounds into the accumulators.
 struct PassCounters {
   std::uint64_t forward_ns = 0;
   std::uint64_t backward_ns = 0;
@@ -28,7 +28,7 @@ struct PassCounters {
   std::uint64_t bytes_to_host = 0;
 };
 
-/// The objects that count; they must outlive the figures.
+/// The objects with counters; they must outlive the figures.
 struct FigureSources {
   ModelState& state;
   const tiering::Residency& residency;
@@ -36,8 +36,8 @@ struct FigureSources {
   const Gradients& gradients;
   const Optimizer& optimizer;
   const PassCounters& passes;
-  const comm::Group* group = nullptr;  // of several ranks; else null
-  /// Given the bytes of the tiers that are in this process's memory; may be empty.
+  const comm::Group* group = nullptr;  // null with one rank
+  /// Called with the bytes of the tiers that are in this process's memory; may be empty.
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers;
 };
 
@@ -45,31 +45,31 @@ class StepFigures {
  public:
   explicit StepFigures(const FigureSources& sources);
 
-  /// A moment, with the counts at that time.
+  /// A moment, with the counters at that time.
   struct Mark {
     std::uint64_t begin_ns = 0;
     StepResult counters;
   };
 
-  /// Starts counting: what was counted before belongs to no step.
+  /// Starts counting: earlier counts belong to no step.
   void start() { totals_ = counters(); }
-  /// `carries_update`: it completes the update of the step before it.
+  /// `carries_update`: the step completes the update of the previous step.
   void begin_step(bool carries_update);
   Mark mark() const;
-  /// Keeps what has been done since then out of all steps.
+  /// Excludes everything done since the mark from all steps.
   void leave_out(const Mark& since);
-  /// Excludes this much of the elapsed time from the step.
+  /// Excludes this much elapsed time from the step.
   void leave_out(std::uint64_t ns) noexcept;
-  /// Adds what was counted since the mark to that step, not to the open one. Returns its seconds.
+  /// Moves everything counted since the mark from the open step to `step`. Returns its seconds.
   double hand_over(const Mark& since, StepResult& step);
-  /// The update of the step before is complete.
+  /// Reports that the previous step's update is complete.
   void end_update() { end_phase(/*ends_update=*/true); }
   /// Fills in the figures of the step that ends at `end_ns`. Errors: those of
   /// memory_beside_tiers.
   Result<void> end_step(std::uint64_t end_ns, StepResult& result);
 
   std::uint64_t step_begin_ns() const noexcept { return step_begin_ns_; }
-  /// Seconds that the disks need, as probed, for what one update moves.
+  /// Disk seconds, at probed rates, for the bytes of one update.
   double update_disk_s() const;
 
  private:
@@ -83,7 +83,7 @@ class StepFigures {
   Prediction prediction_;                         // prediction of the next step
   StepResult totals_;                             // counters at the end of the last step
   std::uint64_t step_begin_ns_ = 0;
-  Mark phase_;  // the begin of a part of the step that has the disk to itself
+  Mark phase_;  // beginning of a part of the step whose disk time is measured separately
 };
 
 }  // namespace artesian::zero3

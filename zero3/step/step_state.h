@@ -1,6 +1,6 @@
-// The states of a training step, and the one table of which call is legal in which of them. An
-// update that the step before has begun is no part of this: it is pending beside whatever step is
-// open, and is completed, never dropped, by what comes next.
+// The states of a training step, and the table of calls that are legal in each. The previous step's
+// pending update is not part of this: it is independent of the open step, and later calls complete
+// it, never drop it.
 //
 //   Unfilled ── initialize ──▶ Ready ── begin_forward ──▶ Forward ── end_forward ──▶ AwaitsBackward
 //                               ▲ ▲                         ▲                            │
@@ -8,8 +8,8 @@
 //                               │                     │     │                            ▼
 //                               └─── step ──── Accumulated ─┘◀──── end_backward ───── Backward
 //
-// The step's last backward ends in Full, or in Begun where it has begun an update that cannot be
-// taken back. A pass that broke off in the middle is Broken until abandon_step().
+// The step's last backward ends in Full, or in Begun if it has begun an update that cannot be
+// rolled back. A pass that was interrupted leaves Broken until abandon_step().
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,13 @@ enum class StepState : std::uint8_t {
   Unfilled,        // no weights yet
   Ready,           // no micro-batch of the next step has begun
   Forward,         // a forward is under way
-  AwaitsBackward,  // forward has ended
+  AwaitsBackward,  // a forward has ended, and its backward not begun
   Backward,        // its backward is under way
   Accumulated,     // some micro-batches are done, and more may follow
-  Full,            // the last one is done
+  Full,            // all micro-batches are done
   Begun,           // as Full, and an update has begun that cannot be rolled back
-  Broken,          // a pass broke off and left partial gradients
-  EndedWhole,      // a step that is not finite ended the run; the weights are those before it
+  Broken,          // a pass was interrupted and left partial gradients
+  EndedWhole,      // a step that is not finite ended the run; the weights are those from before it
   Failed,          // an error ended the run
   Closed,
 };
@@ -51,7 +51,7 @@ enum class StepCall : std::uint8_t {
 };
 inline constexpr std::size_t step_calls = 14;
 
-/// True if the call is in order. Close, which is always, has no row.
+/// True if the call is legal in this state. Close, which is always legal, has no row.
 constexpr bool is_legal(StepState state, StepCall call) noexcept {
   using S = StepState;
   const auto is_one_of = [state](auto... allowed) { return ((state == allowed) || ...); };
@@ -78,12 +78,15 @@ constexpr bool is_legal(StepState state, StepCall call) noexcept {
   return false;
 }
 static_assert(!is_legal(StepState::Unfilled, StepCall::BeginForward));
-static_assert(!is_legal(StepState::AwaitsBackward, StepCall::BeginForward));  // its graph waits
+static_assert(!is_legal(StepState::AwaitsBackward,
+                        StepCall::BeginForward));  // its graph is still needed
 static_assert(!is_legal(StepState::Full, StepCall::BeginForward));
-static_assert(!is_legal(StepState::Begun, StepCall::Evaluate));  // weights of two steps
+static_assert(!is_legal(StepState::Begun,
+                        StepCall::Evaluate));  // some weights already have the step's update
 static_assert(!is_legal(StepState::Begun, StepCall::AbandonStep));
 static_assert(!is_legal(StepState::Broken, StepCall::Step));
-static_assert(!is_legal(StepState::Accumulated, StepCall::Save));  // gradients are no state
+static_assert(!is_legal(StepState::Accumulated,
+                        StepCall::Save));  // gradients are not part of the state
 static_assert(!is_legal(StepState::Failed, StepCall::ReadState));
 static_assert(!is_legal(StepState::Closed, StepCall::AbandonStep));
 

@@ -1,21 +1,22 @@
-// Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write, with
-// the reads of coming sub-groups and the writes of past ones in flight beside the work. State whose
-// home is memory is worked on in place; what lies in a separate device's memory comes and goes
-// through the ring, too. A sub-group that needs nothing else takes no item of the ring, and the
-// disk is busy with the next ones that do. Initialisation (write), the optimizer step (read,
-// write), export and digest (read), and the passes over gradients that spill are the same loop. It
-// may pause between units: transfers go on.
+// Streams optimizer state through the staging ring, sub-group by sub-group: read, work, write.
+// Reads of later sub-groups and writes of earlier ones are in flight during the work. State in host
+// memory is worked on in place; state in a separate device's memory also passes through the ring. A
+// sub-group that needs no transfer takes no item of the ring, and the disk works on the next ones
+// meanwhile. Initialisation (write), the optimizer step (read, write), export and digest (read),
+// and the passes over gradients that spill are the same loop. It may pause between units, while
+// transfers continue.
 //
 // Note [Slices]: verifying, updating and sealing a sub-group one after the other would fetch it
-// from DRAM three times. Work that comes in slices is done between the checksums of its slice, by
-// the thread that makes these, in whose cache it is. The price: whether a block is what was written
-// shows when all of its slices are done. So work of slices may see damaged bytes, and what it made
-// of them may be in state that is in memory and in gathered parameters when the pass ends with the
-// error. Nothing of that sub-group is sealed or written then, and nothing of what is in memory may
-// be used again: the engine remembers the error, and answers every later call with it.
+// from DRAM three times. Work that is divided into slices is done between the checksums of each
+// slice, by the same thread, while the slice is in its cache. The price: damage of a block is only
+// detected when all of its slices are done. So the work may process damaged bytes, and its results
+// may be in host-memory state and gathered parameters when the pass ends with the error. That
+// sub-group is then not sealed or written, and nothing in memory may be used again: the engine
+// records the error and returns it from every later call.
 //
-// It is a tiering/pipeline.h, and its order that of tiering/ring_order.h, with its Notes [Out of
-// turn], [Together] and [Borrowed items]. Here is what moves, and what a sub-group is in memory.
+// The stream derives from tiering/pipeline.h, and its order is that of tiering/ring_order.h, with
+// its Notes [Out of turn], [Together] and [Borrowed items]. This file defines what moves, and the
+// form of a sub-group in memory.
 #pragma once
 
 #include <cstdint>
@@ -30,27 +31,29 @@
 
 namespace artesian::zero3 {
 
-/// One sub-group in memory: `count` elements of this rank's share of a unit's image, in both from
-/// the given one on (Note [Shares] in zero3/plan/layout.h). What the caller has not asked for may
-/// be null.
+/// One sub-group in memory: `count` elements of a unit, with the index of the first in this rank's
+/// share and in the image (Note [Shares] in zero3/plan/layout.h). Arrays that the caller has not
+/// asked for may be null.
 struct SubGroup {
   std::uint32_t unit = 0;
   std::uint64_t index = 0;
   std::uint64_t share_first = 0;
   std::uint64_t image_first = 0;
   std::uint64_t count = 0;
-  float* master = nullptr;   // [count]; with fp32 parameters: the parameters themselves; of
-                             // frozen ones null, as are moments and gradient: `param` is all
-  float* exp_avg = nullptr;  // [count]: the optimizer's average, as AdamArrays; null: it has none
-  float* exp_avg_sq = nullptr;        // [count]: its squares, likewise
-  std::uint16_t* half_avg = nullptr;  // [count]: these two instead, where moments are bf16
+  float* master = nullptr;  // [count]; with fp32 parameters these are the parameters themselves.
+                            // For frozen units it is null, as are moments and gradient: only
+                            // `param` is set
+  float* exp_avg =
+      nullptr;  // [count]: the optimizer's average, as in AdamArrays; null if it has none
+  float* exp_avg_sq = nullptr;        // [count]: the optimizer's squares, likewise
+  std::uint16_t* half_avg = nullptr;  // [count]: these two instead, if moments are bf16
   std::uint16_t* half_avg_sq = nullptr;
-  /// [count]: where master weights are split (kernels/split_master.h), `master` is null, `param`
-  /// has their upper halves, this the lower ones, and the sign of `exp_avg_sq` is their bit.
+  /// [count]: set if master weights are split (kernels/split_master.h): `master` is null, `param`
+  /// holds their upper halves, this array the lower ones, and the sign of `exp_avg_sq` the tie bit.
   std::uint16_t* master_low = nullptr;
   std::byte* grad = nullptr;   // [count] of grad_dtype
-  std::byte* param = nullptr;  // [count] of param_dtype, where the fresh parameter goes
-  std::byte* saved = nullptr;  // [count] of param_dtype: what it was, where that is kept
+  std::byte* param = nullptr;  // [count] of param_dtype: target for the updated parameter
+  std::byte* saved = nullptr;  // [count] of param_dtype: the parameter's old value, if it is kept
 };
 
 /// The part of a parameter that lies within a sub-group.
@@ -65,39 +68,39 @@ struct SubGroupStreamOptions {
   bool read_state = false;
   bool read_grad = false;
   bool write_state = false;
-  bool write_grad = false;  // write gradients of units that have them on NVMe
+  bool write_grad = false;  // write gradients whose home is NVMe
   /// The work on the first `units_saved` units may be rolled back: their old parameters are copied
   /// to saved_param (ModelState), if it exists. The caller handles shadows of state.
   std::size_t units_saved = 0;
-  /// Rolls that work back: reads old parameters, or the state to restore them from, and writes only
-  /// parameters.
+  /// Rolls back such work: reads old parameters, or the state from which to restore them, and
+  /// writes only parameters.
   bool restore_param = false;
   aio::Priority read_priority = aio::Priority::OptimizerRead;
 };
 
-/// A pass of tiering/pipeline.h, in the order of tiering/ring_order.h.
+/// A pipeline (tiering/pipeline.h) in the order of tiering/ring_order.h.
 class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
  public:
   /// May enqueue copies of the sub-group's memory in the queue ToDevice.
   using Body = std::function<Result<void>(const SubGroup&)>;
-  /// Note [Slices].
+  /// Work in slices: Note [Slices].
   struct SlicedBody {
-    /// Works on elements [begin, end), on the compute team.
+    /// Works on elements [begin, end), on the thread pool.
     std::function<void(const SubGroup&, std::uint64_t begin, std::uint64_t end)> slice;
-    /// Of a unit that is one matrix (Unit::rows), besides, if there are these: `whole` once all
-    /// slices are done and what was read is known to be good, then `second` on each slice.
+    /// For a unit that is one matrix (Unit::rows), if set: `whole` runs once all slices are done
+    /// and the data read is verified, then `second` on each slice.
     Body whole{};
     std::function<void(const SubGroup&, std::uint64_t begin, std::uint64_t end)> second{};
-    /// Once all slices are done and what was read is known to be good; it changes nothing that is
-    /// written. Nothing of the sub-group is if it returns an error. May be null.
+    /// Runs once all slices are done and the data read is verified; it must not change data that is
+    /// written. If it returns an error, nothing of the sub-group is written. May be null.
     Body after;
   };
 
-  /// `waits_for`: what the timeline calls the waits.
+  /// `waits_for`: the name of the waits in the timeline.
   explicit SubGroupStream(ModelState& state, const char* waits_for = "sub-groups") noexcept
       : Pipeline(state.ring(), waits_for), state_(state) {}
   /// Begins a pass that runs `body` on every sub-group of `units`, in order: starts its first
-  /// reads. An error, here or below, ends the pass. Errors: Io, Timeout.
+  /// reads. An error, of this function or those below, ends the pass. Errors: Io, Timeout.
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                      Body body) noexcept;
   Result<void> begin(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
@@ -105,14 +108,14 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   /// Ends a pass early: waits for its reads and discards them; not for passes with work out of
   /// turn. Errors: Io, Timeout.
   Result<void> abandon() noexcept;
-  /// Runs `body` on the sub-groups that the pass had done when it was abandoned.
+  /// Runs `body` on the sub-groups that an abandoned pass had completed.
   Result<void> run_on_done(const SubGroupStreamOptions& options, SlicedBody body) noexcept;
-  /// begin and finish.
+  /// Calls begin and finish.
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const Body& body) noexcept;
   Result<void> run(const std::vector<std::uint32_t>& units, const SubGroupStreamOptions& options,
                    const SlicedBody& body) noexcept;
-  /// Runs `body` on those sub-groups of `units` that `wanted` holds of, in order.
+  /// Runs `body` on the sub-groups of `units` for which `wanted` is true, in order.
   Result<void> run_where(const std::vector<std::uint32_t>& units,
                          const std::function<bool(std::uint32_t unit, std::uint64_t index)>& wanted,
                          const SubGroupStreamOptions& options, const Body& body) noexcept;
@@ -123,7 +126,7 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   /// Runs `body` on these sub-groups of one unit, in this order.
   Result<void> run_some(std::uint32_t unit, const std::vector<std::uint64_t>& indices,
                         const SubGroupStreamOptions& options, const Body& body) noexcept;
-  /// A sub-group at home: memory, of the device if that is separate, or null.
+  /// A sub-group in its home: memory (device memory if that is separate), or null.
   SubGroup at_home(std::uint32_t unit, std::uint64_t index) noexcept {
     return locate({unit, index}, nullptr);
   }
@@ -164,7 +167,7 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   bool frozen(std::uint32_t unit) const noexcept {
     return state_.placement().units[unit].master == Master::None;
   }
-  /// True if reading the unit's state takes its parameters, too.
+  /// True if reading the unit's state also reads its parameters.
   bool state_has_param(std::uint32_t unit) const noexcept {
     return zero3::state_has_param(state_.placement(), unit);
   }
@@ -173,12 +176,12 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   std::uint64_t saved_offset() const noexcept { return grad_offset(); }
 
   ModelState& state_;
-  // Of the pass under way:
+  // For the pass under way:
   SubGroupStreamOptions options_;
-  bool uses_queues_ = false;   // between its items and a separate device
-  SlicedBody body_;            // without slices: `after` is the whole work
+  bool uses_queues_ = false;   // copies go between its items and a separate device
+  SlicedBody body_;            // without slices, `after` is the whole work
   std::size_t saved_end_ = 0;  // the place after the last of units_saved
-  std::vector<Task> done_;     // tasks that an abandoned pass had done
+  std::vector<Task> done_;     // tasks that an abandoned pass had completed
 };
 
 }  // namespace artesian::zero3

@@ -1,6 +1,5 @@
-// SwapPaths: the folders of a run's swap files, each once, and which of them parameters and
-// optimizer state are divided over (tiering/disk/stripe.h). Both may name the same ones, or some of
-// them.
+// SwapPaths: the folders of a run's swap files, without duplicates, and those over which parameters
+// and optimizer state are each divided (tiering/disk/stripe.h). The two lists may share folders.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +20,18 @@ struct SwapPaths {
   std::uint32_t optimizer_volume = 0;
   std::vector<tiering::PathDisk> disks{};  // one for each directory; empty: unknown
   std::vector<PathIo> io{};                // one for each directory
-  std::vector<std::string> notes{};        // notes on where these settings come from
+  std::vector<std::string> notes{};        // notes about the source of these settings
   std::uint64_t stripe_bytes = 1 << 20;
 };
 
-/// The bytes that one folder of swap files has carried.
+/// The bytes moved by one folder of swap files.
 struct SwapPathUse {
   std::string directory;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
 };
 
-/// The same of each folder, as a counter that can be added and subtracted: empty is all zeros.
+/// The same for each folder, as a counter that can be added and subtracted; empty means all zeros.
 struct SwapPathsUse {
   std::vector<SwapPathUse> paths{};
   SwapPathsUse& operator+=(const SwapPathsUse& more);
@@ -43,9 +42,9 @@ struct SwapPathsUse {
 Result<SwapPaths> resolve_swap_paths(const std::vector<std::string>& param,
                                      const std::vector<std::string>& optimizer);
 
-/// The swap paths of a configuration; with their disks as given, or where there are several and
-/// `aio_bench tune` measured all; and with its settings, or those of its machine profiles
-/// (path_io.h). Errors: as above; Invalid (disks are not as many).
+/// The swap paths of a configuration. Disks are those given, or, if there are several paths and
+/// `aio_bench tune` measured them all, the measured ones. Settings are the config's, or those of
+/// the machine profiles (path_io.h). Errors: as above; Invalid (the number of disks is wrong).
 Result<SwapPaths> swap_paths_of(const Config& config,
                                 const std::vector<tiering::PathDisk>& disks = {});
 

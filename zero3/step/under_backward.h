@@ -1,6 +1,6 @@
 // Runs the update under backward of a training step: a unit is updated once its own gradient is
-// final, while the units below it are still in backward. Which units those are is decided in
-// plan/units_under_backward.h; its Note [Speculation] says what is taken back, and when.
+// final, while earlier units are still in backward. plan/units_under_backward.h chooses the units;
+// its Note [Speculation] explains what is rolled back, and when.
 #pragma once
 
 #include <vector>
@@ -15,18 +15,19 @@ namespace artesian::zero3 {
 /// Thread: the compute thread.
 class UnderBackward : public UnderBackwardFlow<Gradients, Optimizer> {
  public:
-  /// All must outlive it. `hooked`: all that is made under backward may be rolled back, besides.
+  /// All must outlive it. `hooked`: everything done under backward must also be possible to roll
+  /// back.
   UnderBackward(const Config& config, ModelState& state, const std::vector<StageSpec>& stages,
                 bool hooked, Gradients& gradients, Optimizer& optimizer);
 
-  /// It is allowed, there is something to update so, and the share is still to be chosen.
+  /// True if an update under backward is possible, and its share is not chosen yet.
   bool undecided() const noexcept { return undecided_; }
-  /// Decides the share. Where the disk has no room for what may be rolled back, it is none, with a
-  /// line in the log. Errors: Io.
+  /// Sets the share. If the disk has no room for rolling back, nothing is updated under backward,
+  /// with a line in the log. Errors: Io.
   Result<void> decide(double share) noexcept;
-  /// UnderBackwardFlow::begin. Where nothing is updated under the backward, what comes first
-  /// afterwards is read. The constants are those of gradients of this loss scale that are not
-  /// clipped. Errors: Io, Timeout.
+  /// UnderBackwardFlow::begin. If nothing is updated under the backward, state that is updated
+  /// first afterwards is read ahead. `constants`: those for unclipped gradients with this loss
+  /// scale. Errors: Io, Timeout.
   Result<void> begin(StepConstants constants, double loss_scale) noexcept;
 
  private:
@@ -35,7 +36,7 @@ class UnderBackward : public UnderBackwardFlow<Gradients, Optimizer> {
   Optimizer& optimizer_;
   const bool hooked_;
   const bool speculative_;
-  const double clipping_;  // clip.h
+  const double clipping_;  // see clip.h
   bool undecided_ = false;
 };
 

@@ -1,7 +1,7 @@
-// Where initial weights come from: the engine pulls them slice by slice, straight into the home
-// tier, so that no parameter is ever whole in memory. A trainer writes a source of its own, or
-// takes RandomWeights, TensorWeights (tensor_weights.h) or models/checkpoint_weights.h. The way
-// back is Engine::read_master.
+// Where initial weights come from: the engine reads them slice by slice, directly into their homes,
+// so that no parameter is ever complete in memory. A trainer implements its own source, or uses
+// RandomWeights, TensorWeights (tensor_weights.h) or models/checkpoint_weights.h.
+// Engine::read_master reads weights back.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class WeightSource {
                             std::span<float> target) noexcept = 0;
 };
 
-/// By each parameter's `initial`: the same numbers for the same seed, whatever the slices
-/// (counter-based, one stream a parameter).
+/// Random weights according to each parameter's `initial`. The same seed gives the same numbers,
+/// however slices are chosen (counter-based, one stream per parameter).
 class RandomWeights final : public WeightSource {
  public:
   RandomWeights(std::vector<ParameterSpec> parameters, std::uint64_t seed)

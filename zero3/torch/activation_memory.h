@@ -1,7 +1,7 @@
-// Bytes of the process beside the tiers' pools, each counted where it is taken: what LibTorch has
-// on the CPU (activations, gradients on their way, temporaries), the program itself, the other
-// heap. LibTorch's large tensors come from an arena: memory that is kept for the next ones counts
-// as nobody's, for at the peak there is none.
+// Bytes of the process beside the tiers' pools: LibTorch's CPU memory (activations, gradients in
+// transit, temporaries), the program itself, and the other heap. LibTorch's large tensors are
+// allocated from an arena; memory that the arena keeps for later tensors is not counted, as there
+// is none at the peak.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace artesian::zero3 {
 
-/// Looks at the program and the heap as they are now, beside `tiers` bytes of resident pools;
-/// activations are those of LibTorch's CPU allocator. All 0 without track_activations() (engine.h).
-/// Thread: one at a time.
+/// Measures the program and the heap now, beside `tiers` bytes of resident pools; activations are
+/// counted by LibTorch's CPU allocator. All 0 without track_activations() (engine.h). Thread: one
+/// at a time.
 MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept;
 
-/// Returns the bytes that LibTorch has on the CPU now; 0 without track_activations().
+/// Returns the bytes that LibTorch uses on the CPU now; 0 without track_activations().
 std::uint64_t activations_now() noexcept;
 
-/// Lends what is kept for LibTorch's next tensors, of which it leaves them half: so what both have
-/// stays below LibTorch's own peak while tensors grow no faster than loans come back. Null without
-/// track_activations(), and under sanitizers. Thread-safe.
+/// Lends up to half of the memory that the arena keeps for LibTorch's next tensors. So both
+/// together stay below LibTorch's own peak, as long as tensors grow no faster than loans are
+/// returned. Null without track_activations(), and under sanitizers. Thread-safe.
 BufferLender* kept_activations() noexcept;
-/// Bytes of it that are lent now.
+/// Bytes lent now.
 std::uint64_t activations_lent() noexcept;
 
 }  // namespace artesian::zero3

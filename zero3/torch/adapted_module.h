@@ -1,5 +1,5 @@
-// A module with other parameter groups, or with parameters frozen, than it was made with: for
-// models that somebody else describes (models/registry.h). It computes what that one computes.
+// Wraps a module to change its parameter groups or to freeze parameters, for modules made elsewhere
+// (models/registry.h). It computes the same function.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace artesian::zero3 {
 
 class AdaptedModule final : public Module {
  public:
-  /// `change` gets each parameter once, now, and may set its `trainable` and its `group`. The
-  /// module must outlive this one.
+  /// `change` is called once for each parameter, in the constructor, and may set its `trainable`
+  /// and `group`. The module must outlive this object.
   AdaptedModule(Module& module, const std::function<void(ParameterSpec&)>& change);
 
   const std::vector<ParameterSpec>& parameters() const noexcept override { return parameters_; }

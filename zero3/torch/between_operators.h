@@ -1,6 +1,6 @@
-// BetweenOperators: lets somebody else work on this thread while a module computes, each time
-// LibTorch is about to run an operator. The compute team is idle then, so that no core is asked for
-// twice.
+// BetweenOperators: runs other work on this thread while a module computes, each time LibTorch is
+// about to run an operator. The thread pool is idle at that moment, so that the work competes with
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace artesian::zero3 {
 
 /// From construction to destruction, calls `work` before each operator that is dispatched on this
-/// thread, outside of parallel regions; operators that `work` runs itself are not counted. An empty
+/// thread, outside of parallel regions; but not for operators that `work` runs itself. An empty
 /// function is never called. `work` must outlive this and must not throw.
 class BetweenOperators {
  public:
@@ -20,7 +20,7 @@ class BetweenOperators {
 
  private:
   const std::function<void()>* before_;  // callback of an outer scope
-  std::uint64_t handle_ = 0;             // handle of LibTorch's callback; 0: none
+  std::uint64_t handle_ = 0;             // handle of LibTorch's callback; 0 if there is none
 };
 
 }  // namespace artesian::zero3

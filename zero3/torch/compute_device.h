@@ -1,10 +1,10 @@
-// ComputeDevice: where the model computes: the CPU, one GPU, or, for models that are run by
-// somebody else, any accelerator that LibTorch knows and that has a backend. It joins the two sides
-// of a device: what LibTorch calls it (c10::Device) and the backend of the device tier
-// (tiering/device/device.h), whose queue Compute is LibTorch's current stream.
+// ComputeDevice: where the model computes: the CPU, one GPU, or, for hooked models, any accelerator
+// that LibTorch supports and that has a backend. It combines LibTorch's device (c10::Device) with
+// the backend of the device tier (tiering/device/device.h), whose queue Compute is LibTorch's
+// current stream.
 //
-// LibTorch's CUDA libraries take a gigabyte and a second to load, and a wheel for CPUs lacks them:
-// so nothing links them, and they are loaded from beside libtorch_cpu.so when a GPU is asked for.
+// LibTorch's CUDA libraries take a gigabyte and a second to load, and CPU-only wheels lack them. So
+// they are not linked, but loaded from the folder of libtorch_cpu.so when a GPU is requested.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,61 +24,62 @@ namespace artesian::zero3 {
 
 struct ComputeDevice {
   c10::Device torch = c10::kCPU;
-  // Multiplies matrices in these at least as fast as in fp32: then it does so by default.
+  // Matrix products in fp16 and in bf16 are at least as fast as in fp32, and so the default.
   bool native_fp16 = false;
   bool native_bf16 = false;
   bool native(DType dtype) const noexcept {
     return dtype == DType::Float16 ? native_fp16 : dtype == DType::BFloat16 && native_bf16;
   }
-  c10::StreamId stream = 0;                // LibTorch's, of a GPU: the queue Compute
-  std::unique_ptr<tiering::Device> owned;  // null where `backend` is someone else's
+  c10::StreamId stream = 0;                // for a GPU, LibTorch's stream: the queue Compute
+  std::unique_ptr<tiering::Device> owned;  // null if `backend` belongs to someone else
   tiering::Device* backend = nullptr;      // never null once opened
 };
 
 /// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
 Result<std::optional<int>> device_index(const std::string& name);
 
-/// Checks that a model can compute there. For a GPU it loads LibTorch's CUDA part, as whoever
-/// computes on the CPU first must: from then on LibTorch holds that there is no CUDA, unless it was
+/// Checks that a model can compute there. For a GPU it loads LibTorch's CUDA part. Call it before
+/// computing on the CPU: LibTorch then assumes that there is no CUDA, unless its CUDA part was
 /// loaded before. Errors: Invalid (the word, an index that is not there), Unsupported (no driver or
 /// GPU, or a build or LibTorch without CUDA), each with what to do.
 Result<void> check_device(const std::string& name);
 
 /// Opens "cpu", "cuda" or "cuda:i". For a GPU it initializes LibTorch's CUDA part, sets LibTorch to
 /// deterministic kernels, in the whole process, and makes the GPU the current one of this thread.
-/// Errors: as check_device, and Unsupported where LibTorch has no CUDA, or was used before its CUDA
-/// part came.
+/// Errors: as check_device, and Unsupported if LibTorch has no CUDA, or was used before its CUDA
+/// part was loaded.
 Result<ComputeDevice> open_compute_device(const std::string& name,
                                           Determinism determinism = Determinism::Required);
 
-/// Makes the device tier's backend for a device of LibTorch's, whose queue Compute is that stream.
+/// Makes the device tier's backend for a LibTorch device; the stream becomes its queue Compute.
 using MakeBackend = Result<std::unique_ptr<tiering::Device>> (*)(c10::Device device,
                                                                  c10::Stream compute);
-/// Makes open_accelerator() use this backend for devices of that type. CUDA's is registered from
-/// the beginning, if it is built in.
+/// Makes open_accelerator() use this backend for devices of that type. CUDA's is registered at the
+/// start if it is built in.
 void add_backend(c10::DeviceType type, MakeBackend make);
 bool has_backend(c10::DeviceType type);
 
-/// Opens "cpu", or an accelerator by LibTorch's name, "cuda:0", which LibTorch has loaded already.
-/// LibTorch's settings are the caller's and stay; the device becomes the current one of this
-/// thread. Errors: Invalid (no such device); Unsupported (it has no backend); the backend's.
+/// Opens "cpu", or an accelerator by LibTorch's name, such as "cuda:0", which LibTorch must have
+/// loaded. LibTorch's settings are not changed; the device becomes the current one of this thread.
+/// Errors: Invalid (no such device); Unsupported (it has no backend); the backend's.
 Result<ComputeDevice> open_accelerator(const std::string& name);
 
-/// Errors: Invalid, where another LibTorch stream is current than when a GPU was opened: what it
-/// computes would have no order with the device tier's copies. `call`: for the message.
+/// Checks the current stream. Errors: Invalid if it is not the one that was current when the GPU
+/// was opened: computing would not be ordered with the device tier's copies. `call`: for the
+/// message.
 Result<void> check_stream(const ComputeDevice& device, const char* call);
 
 /// Free bytes of a GPU's memory. Errors: as check_device; Io.
 Result<std::uint64_t> free_device_memory(int index);
-/// The same by name, of any accelerator; none for "cpu". Errors: Invalid (no such device); Io.
+/// The same for any accelerator, by name; nothing for "cpu". Errors: Invalid (no such device); Io.
 Result<std::optional<std::uint64_t>> free_device_memory(const std::string& name);
 
-/// Bytes that LibTorch has on the device now; on the CPU 0 without track_activations() (engine.h).
-/// Errors: what LibTorch throws.
+/// Bytes that LibTorch uses on the device now; on the CPU 0 without track_activations() (engine.h).
+/// Errors: those that LibTorch throws.
 Result<std::uint64_t> tensor_bytes_now(const ComputeDevice& device);
 
-/// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU. Errors: what
-/// LibTorch throws.
+/// The most bytes that LibTorch has held in the GPU's memory at once; 0 for the CPU. Errors: those
+/// that LibTorch throws.
 Result<std::uint64_t> tensor_bytes_peak(const ComputeDevice& device);
 
 }  // namespace artesian::zero3

@@ -1,4 +1,4 @@
-// The one edge where LibTorch's exceptions become Errors.
+// Converts LibTorch's exceptions to Errors, in this one place.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 
 namespace artesian::zero3 {
 
-/// LibTorch's own words, and what to do where the setting that they name is ours.
+/// LibTorch's message, and what to do if it concerns one of our settings.
 inline std::string text_of(const c10::Error& error) {
   std::string text = std::string("LibTorch: ") + error.what_without_backtrace();
   if (text.find("does not have a deterministic implementation") == std::string::npos) return text;
@@ -20,7 +20,7 @@ inline std::string text_of(const c10::Error& error) {
          text;
 }
 
-/// Calls `function` (which returns a Result) and turns what LibTorch throws into an Error.
+/// Calls `function`, which returns a Result, and converts exceptions of LibTorch to Errors.
 template <typename Function>
 auto from_torch(Function&& function) noexcept -> decltype(function()) {
   try {

@@ -1,6 +1,6 @@
-// HookedEngine: trains a model that somebody else runs. Its parameters are adopted, its modules are
-// told of by hooks (UnitUses), and the state is a StepCore's, in tiers. On the CPU, or on an
-// accelerator that LibTorch knows.
+// HookedEngine: trains a model that the caller runs. It adopts the model's parameters, follows its
+// modules through hooks (UnitUses), and keeps the state in tiers, in a StepCore. It works on the
+// CPU, or on an accelerator that LibTorch supports.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,26 +24,27 @@
 namespace artesian::zero3 {
 
 struct HookedEngineOptions {
-  std::string device = "cpu";          // open_accelerator()
-  std::vector<GroupOptions> groups{};  // StepCoreOptions::groups
+  std::string device = "cpu";          // as for open_accelerator()
+  std::vector<GroupOptions> groups{};  // as StepCoreOptions::groups
   Unreached unreached = Unreached::IsSkipped;
-  /// Of the processes on this machine, this one included: they share default budgets.
+  /// Number of engines on this machine, including this one, that share default budgets.
   std::uint64_t engines = 1;
-  std::shared_ptr<comm::Group> group{};  // the ranks that train together; null: one
-  UnitUses::Constants constants{};       // called on the thread that asks for gradients
+  std::shared_ptr<comm::Group> group{};  // the ranks that train together; null: one rank
+  UnitUses::Constants constants{};       // called on the thread that requests gradients
 };
 
 class HookedEngine {
  public:
-  /// Plans, fills the home tiers from the tensors, and takes them over, to its device: tensors[i]
-  /// is parameter i of the shape, and trainable where that asks for a gradient; `others` are what
-  /// else the model holds. With several ranks all become what rank 0 has. After an error the model
-  /// is as it was. Errors: those of StepCore::create and initialize; of check_adoptable.
+  /// Makes the plan, fills the home tiers from the tensors, and adopts these, on its device:
+  /// tensors[i] is parameter i of the shape, which is trainable if the tensor requires a gradient;
+  /// `others` are the model's other tensors. With several ranks, all get rank 0's values. After an
+  /// error the model is unchanged. Errors: those of StepCore::create and initialize; of
+  /// check_adoptable.
   static Result<std::unique_ptr<HookedEngine>> create(ModelShape shape, const Config& config,
                                                       const HookedEngineOptions& options,
                                                       std::span<const at::Tensor> tensors,
                                                       std::span<const NamedTensor> others);
-  /// Closes if that has not happened.
+  /// Closes, unless close() was called.
   ~HookedEngine();
   HookedEngine(const HookedEngine&) = delete;
   HookedEngine& operator=(const HookedEngine&) = delete;
@@ -53,42 +54,43 @@ class HookedEngine {
   Result<UnitUses*> uses();
   StepCore& core() noexcept { return *core_; }
   c10::Device device() const noexcept { return device_.torch; }
-  /// Fills a tensor on every rank with that of rank `root`; contiguous, on the CPU. Every rank must
-  /// call it. Errors: the group's.
+  /// Sets a tensor on all ranks to that of rank `root`; it must be contiguous, on the CPU. Every
+  /// rank must call it. Errors: the group's.
   Result<void> broadcast(const at::Tensor& tensor, std::uint32_t root);
-  /// A parameter's master weights or a moment, in its shape: in `target`, a contiguous tensor of
-  /// any dtype, or in a new one, fp32. Errors: as StepCore::read_state; Invalid.
+  /// Returns a parameter's master weights or a moment, in its shape: in `target`, a contiguous
+  /// tensor of any dtype, or in a new fp32 tensor. Errors: as StepCore::read_state; Invalid.
   Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
                                 const at::Tensor& target = {});
-  /// Sets values: fp32, in the parameter's shape, contiguous, on the CPU. Drops a
-  /// forward without a backward. Errors: as StepCore::write_state; Invalid (another
-  /// tensor).
+  /// Replaces a parameter's master weights or a moment. Shape: that of the parameter, fp32,
+  /// contiguous, on the CPU. Drops a forward without a backward. Errors: as StepCore::write_state;
+  /// Invalid (wrong tensor).
   Result<void> write_state(std::uint32_t parameter, StateKind kind, const at::Tensor& values);
-  /// Below stage 3: the parameters whose values the caller has changed in place, or given by other
-  /// memory, since the engine last looked. Errors: as uses().
+  /// Below stage 3: the parameters whose values or memory the caller has changed since the last
+  /// check. Errors: as uses().
   Result<std::vector<std::uint32_t>> changed(LookFor look);
   /// Takes the parameters' memory back after the caller has written valid values there. Errors:
   /// Invalid (another shape or dtype).
   Result<void> accept(std::span<const std::uint32_t> parameters);
-  /// A parameter's gradient since the last step, not multiplied by the loss scale, fp32, in its
-  /// shape; an undefined tensor: there is none. Errors: as StepCore::read_gradient.
+  /// A parameter's gradient since the last step, without the loss scale, fp32, in its shape; an
+  /// undefined tensor if there is none. Errors: as StepCore::read_gradient.
   Result<at::Tensor> read_gradient(std::uint32_t parameter);
-  /// The parameter's gradient of the step so far becomes this one, rounded to the dtype of
-  /// parameters; without the loss scale. Shape: that of the parameter, fp32, contiguous, on the
-  /// CPU. False, and nothing is written: no backward has come since the last step. Errors: as
+  /// Replaces the parameter's gradient of the step so far, rounded to the parameters' dtype;
+  /// without the loss scale. Shape: that of the parameter, fp32, contiguous, on the CPU. Returns
+  /// false without writing if there was no backward since the last step. Errors: as
   /// StepCore::write_gradient.
   Result<bool> write_gradient(std::uint32_t parameter, const at::Tensor& values);
   /// XXH3-128 over names, master weights and moments. Errors: as StepCore::digest.
   Result<std::string> digest();
   /// StepCore::save_checkpoint, with LibTorch's generators and facts, and the modules' buffers,
-  /// which must be contiguous and on the CPU. A forward that nobody has asked a gradient of is
-  /// forgotten. Errors: its; Invalid (a buffer's elements; a pass is open).
+  /// which must be contiguous and on the CPU. A forward without a backward is dropped. Errors:
+  /// those of StepCore; Invalid (a buffer's elements; a pass is open).
   Result<SavedCheckpoint> save_checkpoint(SaveRequest request,
                                           std::span<const NamedTensor> buffers);
-  /// StepCore::load_checkpoint; what the checkpoint does not have stays as it is. With optimizer
-  /// states generators go on, too. Errors: its.
+  /// StepCore::load_checkpoint; parameters that the checkpoint lacks are unchanged. With optimizer
+  /// states, the random generators are restored, too. Errors: those of StepCore.
   Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request);
-  /// Drains, and leaves nothing on the disk; parameters stay refused. Errors: Io, Timeout.
+  /// Drains, and leaves nothing on the disk; reading the parameters stays an error. Errors: Io,
+  /// Timeout.
   Result<void> close();
 
  private:
@@ -104,9 +106,9 @@ class HookedEngine {
                      std::span<const at::Tensor> tensors, std::span<const NamedTensor> others);
 
   const pid_t process_ = getpid();
-  std::shared_ptr<comm::Group> group_;  // outlives the core
+  std::shared_ptr<comm::Group> group_;  // must outlive the core
   std::unique_ptr<TorchExecutor> executor_ = std::make_unique<TorchExecutor>();
-  ComputeDevice device_;  // outlives the core
+  ComputeDevice device_;  // must outlive the core
   std::unique_ptr<StepCore> core_;
   std::unique_ptr<ParameterTensors> tensors_;
   std::unique_ptr<UnitUses> uses_;

@@ -1,10 +1,10 @@
-// InputKeeper: the tensors' side of what checkpointing keeps in a tier. It puts a stage's input
-// away, whose memory LibTorch then has back, and makes the same tensor anew when backward wants it:
-// the same bytes, shape, strides and dtype. Where the bytes go, and how, is the Depot's.
+// InputKeeper: stores the stage inputs that activation checkpointing keeps in a tier. It stores a
+// stage's input, so that LibTorch can reuse its memory, and restores the same tensor for backward:
+// the same bytes, shape, strides and dtype. The Depot moves the bytes.
 //
-// On a separate device nothing waits for the copies: a tensor that is on its way to the host is
-// held until it was read, and the one that backward wants next comes while the stage before
-// computes.
+// On a separate device nothing waits for the copies: a tensor that is being copied to the host is
+// held until the copy ends, and the tensor that backward needs next is copied while the previous
+// stage computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ namespace artesian::zero3 {
 
 class InputKeeper {
  public:
-  /// Says which input of a pass: of this stage, of this micro-batch of the group.
+  /// Identifies an input in a pass: by stage, and by micro-batch in the group.
   struct InputId {
     std::size_t stage = 0;
     std::size_t micro_batch = 0;
@@ -29,18 +29,18 @@ class InputKeeper {
 
   InputKeeper(ModelState& state, c10::Device device);
 
-  /// True if any input goes to a tier.
+  /// True if any input is kept in a tier.
   bool keeps_some() const noexcept { return inputs_.some(); }
-  /// Puts the input away, unless it must stay: it has no place in a tier, is too large for its
-  /// place, or has gaps in memory. Returns whether it did. Errors: those of Depot::put.
+  /// Stores the input, unless it has no place in a tier, is too large for its place, or has gaps in
+  /// memory. Returns whether it was stored. Errors: those of Depot::put.
   Result<bool> put(const InputId& id, const at::Tensor& input);
-  /// Backward begins: what was put away is taken stage by stage from the last, each stage's in the
-  /// order of the micro-batches; some may be left out. Errors: those of Depot::expect.
+  /// Begins backward: stored inputs are then taken from the last stage to the first, each stage's
+  /// in the order of the micro-batches; some may be skipped. Errors: those of Depot::expect.
   Result<void> expect();
-  /// Takes the input that was put away under this id. Errors: those of Depot::take.
+  /// Takes the input that was stored under this id. Errors: those of Depot::take.
   Result<at::Tensor> take(const InputId& id);
-  /// Around the computation that follows a take, on a separate device: room for the next one
-  /// before, the next one itself after. Errors: those of Depot::take.
+  /// Called around the computation that follows a take, on a separate device: makes room for the
+  /// next input before, and takes it after. Errors: those of Depot::take.
   Result<void> prepare_next();
   Result<void> load_next();
   /// Ends taking: no input is needed any more. Errors: those of Depot::forget.
@@ -55,14 +55,14 @@ class InputKeeper {
     bool requires_grad = false;
     std::uint64_t bytes = 0;
   };
-  struct Leaving {  // An input on its way to the host, which must be held until then.
+  struct Leaving {  // An input that is being copied to the host, which must be held until then.
     at::Tensor tensor;
     tiering::DeviceFence read;
   };
   struct Coming {
     at::Tensor tensor;
     tiering::DeviceFence free;
-    std::optional<tiering::DeviceFence> loaded;  // once its copies are enqueued
+    std::optional<tiering::DeviceFence> loaded;  // set once its copies are enqueued
   };
   at::Tensor make(const Away& away) const;
   Result<void> release_leaving(std::size_t count_max);
@@ -74,11 +74,11 @@ class InputKeeper {
   ModelState& state_;
   const KeptInputs& inputs_;
   const c10::Device device_;
-  std::vector<Away> away_;  // in the order of puts; after expect(), of takes
+  std::vector<Away> away_;  // in the order of puts; after expect(), in the order of takes
   std::size_t next_ = 0;    // index of the next input to take
   std::deque<Leaving> leaving_;
-  std::optional<Coming> coming_;  // away_[next_]
-  bool told_ = false;             // a line has said that inputs stay with LibTorch
+  std::optional<Coming> coming_;  // the restored away_[next_]
+  bool told_ = false;             // whether a log line has said that inputs stay with LibTorch
 };
 
 }  // namespace artesian::zero3

@@ -1,5 +1,5 @@
-// A large matrix by tiles of its rows that stay in cache: expanded where it is stored in 16 bit and
-// computed in fp32, so that it is not there whole in what is computed in.
+// A large matrix, processed in tiles of rows that stay in cache. A matrix stored in 16 bit is
+// expanded tile by tile to fp32, so that it never exists completely in fp32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,13 @@ namespace artesian::zero3 {
 /// Rows of a tile of a matrix of this width.
 std::int64_t tile_rows(std::int64_t width) noexcept;
 
-/// Tiles in `dtype`, each a view, or in a buffer that the next one takes.
+/// Tiles in `dtype`: each is a view, or lies in a buffer that the next tile reuses.
 class MatrixTiles {
  public:
   /// matrix: [rows, width].
   MatrixTiles(const at::Tensor& matrix, at::ScalarType dtype);
 
-  /// Calls `use(first row, tile)` for each in turn.
+  /// Calls `use(first row, tile)` for each tile in order.
   template <typename Use>
   void each(const Use& use) const {
     for (std::int64_t first = 0; first < matrix_.size(0); first += rows_) {
@@ -36,18 +36,17 @@ class MatrixTiles {
   at::Tensor buffer_;
 };
 
-/// input matrix^T + bias, tile by tile, in fp32.
-/// Shape: input: [n, width], fp32; matrix: [rows, width]; bias: [rows], fp32, or undefined: none.
-/// Returns [n, rows].
+/// Returns input matrix^T + bias, computed tile by tile, in fp32. Shape: input: [n, width], fp32;
+/// matrix: [rows, width]; bias: [rows], fp32, or undefined: none. Returns [n, rows].
 at::Tensor times_transposed(const at::Tensor& input, const at::Tensor& matrix,
                             const at::Tensor& bias = {});
-/// factor matrix, tile by tile, in fp32: a tile's products are added to the sum over those before.
-/// Shape: factor: [n, rows], fp32; matrix: [rows, width]. Returns [n, width].
+/// Returns factor matrix, computed tile by tile, in fp32: a tile's products are added to the sum
+/// over earlier tiles. Shape: factor: [n, rows], fp32; matrix: [rows, width]. Returns [n, width].
 at::Tensor times(const at::Tensor& factor, const at::Tensor& matrix);
 
-/// Calls `use(first row, part)` for each part of factor^T input, as many rows as a tile of the
-/// matrix has whose gradient it is; each is in a buffer that the next one takes.
-/// Shape: factor: [n, rows]; input: [n, width], of the same dtype; part: [count, width].
+/// Calls `use(first row, part)` for the parts of factor^T input, a matrix's gradient, each with as
+/// many rows as a tile of the matrix; each lies in a buffer that the next part reuses. Shape:
+/// factor: [n, rows]; input: [n, width], of the same dtype; part: [count, width].
 template <typename Use>
 void each_part_of_gradient(const at::Tensor& factor, const at::Tensor& input, const Use& use) {
   const std::int64_t all = factor.size(1);

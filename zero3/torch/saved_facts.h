@@ -1,5 +1,5 @@
-// What a checkpoint keeps of LibTorch: where its generators are, for modules that draw numbers
-// themselves, and what the bits of a training depend on beside its state.
+// What a checkpoint stores about LibTorch: the states of its generators, for modules that draw
+// random numbers, and the facts that results depend on besides the training's state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,20 +15,20 @@
 
 namespace artesian::zero3 {
 
-/// What the bits of a training depend on beside its state: threads, instruction set, dtype and
-/// device to compute with, version of LibTorch.
+/// Facts that results depend on besides the training's state: threads, instruction set, compute
+/// dtype and device, version of LibTorch.
 std::map<std::string, std::string> facts_of_bits(c10::Device device, DType compute_dtype);
-/// Adds the states of the default generators, "cpu" and "cuda:i" of that GPU, and
-/// facts_of_bits(). Errors: what LibTorch throws.
+/// Adds the states of the default generators, "cpu" and that of the GPU, "cuda:i", and
+/// facts_of_bits(). Errors: those that LibTorch throws.
 Result<void> add_facts(SaveRequest& request, c10::Device device, DType compute_dtype);
-/// Generators that there are here go on where they were. Says so once where the training goes on
-/// under other facts than it was saved under. Errors: Corrupt: not a state of that generator.
+/// Restores the generators that exist here. Logs one line if the facts differ from those of the
+/// saved run. Errors: Corrupt: not a state of that generator.
 Result<void> go_on_from(const LoadedCheckpoint& loaded, c10::Device device, DType compute_dtype);
 
-/// A buffer of a module, in the CPU's memory and contiguous; it must outlive what it is made to.
-/// Errors: Invalid: elements that a checkpoint cannot have.
+/// Describes a module's buffer, which must be contiguous, in the CPU's memory, and outlive the
+/// result. Errors: Invalid: a dtype that checkpoints do not support.
 Result<BufferToSave> buffer_to_save(const std::string& name, const at::Tensor& tensor);
-/// A tensor of its own. Errors: Invalid, as above.
+/// Makes a new tensor from a loaded buffer. Errors: Invalid, as above.
 Result<at::Tensor> tensor_of(const LoadedBuffer& loaded);
 
 }  // namespace artesian::zero3

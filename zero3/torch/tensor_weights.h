@@ -1,4 +1,4 @@
-// Initial weights from tensors that the trainer has in memory already.
+// Initial weights from tensors that the trainer already has in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// TokenBatch: a batch of token ids in plain memory, for trainers of language models that have no
-// other use for LibTorch's headers. Fill ids() and targets(), hand batch() to the engine, fill them
-// again: the engine keeps a copy of what it needs.
+// TokenBatch: a batch of token ids in plain memory, for trainers of language models that do not
+// otherwise need LibTorch's headers. Fill ids() and targets(), pass batch() to the engine, and
+// reuse them: the engine copies what it needs.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ class TokenBatch {
   TokenBatch(TokenBatch&&) noexcept;
   ~TokenBatch();
 
-  /// Row-major; valid as long as this lives.
+  /// Row-major; valid during the life of this object.
   std::span<std::int64_t> ids() noexcept;
   std::span<std::int64_t> targets() noexcept;
-  /// Borrows this.
+  /// The batch refers to this object's memory.
   Batch batch() const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// LibTorch's own threads as the compute team.
+// LibTorch's own threads as an Executor.
 #pragma once
 
 #include "base/executor.h"

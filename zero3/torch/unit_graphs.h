@@ -1,26 +1,25 @@
 // Unit-local graphs: each stage runs on a detached input and keeps a graph of its own; backward
-// asks autograd for one stage at a time, in reverse. So the order of gathering, gradients and
-// release is ours, and no hook is needed. A driver of StepCore: its passes are opened and ended by
-// whoever calls this.
+// asks autograd for one stage at a time, in reverse. So this class controls the order of gathering,
+// gradients and release, and needs no hooks. It is a driver of StepCore; its caller opens and ends
+// the passes.
 //
-// Two kinds of failure: the tiers' (Io, Corrupt, ...) end the run; what LibTorch or the module
-// makes of a batch concerns that batch alone, if nothing of it has been accumulated. After a
-// forward or an evaluation that failed, refused() tells them apart.
+// Two kinds of failure: those of the tiers (Io, Corrupt, ...) end the run; errors of LibTorch or
+// the module concern only the batch, if none of its gradients has been accumulated. After a failed
+// forward or evaluation, refused() tells them apart.
 //
 // Several micro-batches run layer by layer: each stage for all of them while its parameters are
 // gathered, in forward and in backward, gradients added in micro-batch order. The bits are those of
-// one micro-batch after the other, unless a parameter is in the graphs of two stages
-// (keeps_order() in step_accesses.h).
+// one micro-batch after the other, unless a parameter is in the graphs of two stages (keeps_order()
+// in step_accesses.h).
 //
-// Frozen parameters are asked no gradient of, and a stage below which everything is frozen gets no
-// backward: the graph ends where no input needs a gradient.
+// No gradients are computed for frozen parameters, and if all earlier stages are frozen, a stage
+// gets no backward for its input: the graph ends where no input needs a gradient.
 //
-// On a separate device nothing waits for what is enqueued there but the loss. A stage's gradients
-// come to the host after the backward of the next one was enqueued, of all micro-batches, so that
-// both go on at once; they live until then. Those of micro-batches that run layer by layer are
-// summed on the device before, in the same order and with the same roundings, and come to the host
-// once: but only those that nothing was added to in this step, as a sum of sums would be another
-// one.
+// On a separate device only the loss is waited for. A stage's gradients are copied to the host
+// after the backward of the next stage has been enqueued for all micro-batches, so that both
+// overlap; they are kept until then. Gradients of micro-batches that run layer by layer are first
+// summed on the device, in the same order and with the same roundings, and copied once. This is
+// done only for the first additions of a step, as a sum of sums would round differently.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,12 +40,13 @@ namespace artesian::zero3 {
 
 struct UnitGraphsOptions {
   c10::Device device = c10::kCPU;  // device of all tensors
-  /// Keeps of a forward only the stages' inputs; backward runs each stage once more. Those that the
-  /// placement gives a tier wait there (input_keeper.h).
+  /// Keep only the stages' inputs in forward; backward recomputes each stage. Inputs for which the
+  /// placement has a tier are stored there (input_keeper.h).
   bool activation_checkpointing = false;
-  /// That train together: each adds its gradients of all parameters of a stage at once.
+  /// Number of ranks that train together: each adds its gradients of all parameters of a stage at
+  /// once.
   std::uint32_t ranks = 1;
-  /// Asked before each stage of a pass of training: true breaks it off. Null: never.
+  /// Called before each stage of a training pass: true interrupts the pass. Null: never.
   std::function<bool()> stop{};
 };
 
@@ -58,34 +58,35 @@ class UnitGraphs {
 
   /// Runs all stages, each on every micro-batch, and keeps what backward needs, with copies of the
   /// batches. Returns their losses. Errors: those of gathering; if refused(): Invalid and
-  /// Exhausted, one batch's fault, after which nothing of any is kept.
-  /// `loss_multiplier`: what modules are told that backward will multiply the losses by.
+  /// Exhausted, the fault of one batch, after which nothing is kept of any batch.
+  /// `loss_multiplier`: the factor, passed to modules, by which backward will multiply the losses.
   Result<std::vector<double>> forward(std::span<const Batch> batches, double loss_multiplier);
-  /// Backward of the forward before it: weight gradients of each loss * loss_multiplier join the
-  /// accumulators, those of looked-up rows wait for the step. Errors: those of gathering and
-  /// accumulating; Invalid from LibTorch.
+  /// Backward of the preceding forward: adds the gradients of each loss * loss_multiplier to the
+  /// accumulators; gradients of looked-up rows are added at the step. Errors: those of gathering
+  /// and accumulating; Invalid from LibTorch.
   Result<void> backward(double loss_multiplier);
-  /// Runs all stages without gradients, on the prefetcher's evaluation course; returns what the
-  /// last one returned. Kept graphs stay. Errors: as forward.
+  /// Runs all stages without gradients, on the prefetcher's evaluation course; returns the last
+  /// stage's result. Does not affect kept graphs. Errors: as forward.
   Result<at::Tensor> evaluate(const Batch& batch);
-  /// True if the last forward or evaluation failed by a fault of its batch alone.
+  /// True if the last forward or evaluation failed only because of its batch.
   bool refused() const noexcept { return refused_; }
 
-  /// Releases the graphs and batches of the last forward, and leaves what is entered.
+  /// Frees the graphs and batches of the last forward, and leaves all entered units.
   Result<void> forget();
-  /// True if the last pass was broken off by `stop`, until forget().
+  /// True if `stop` interrupted the last pass, until forget().
   bool stopped() const noexcept { return stopped_; }
-  /// Counts the last forward's token ids where stage 0 looks them up, else samples (first extent).
+  /// Number of the last forward's token ids if stage 0 looks them up, else of samples (first
+  /// extent).
   std::uint64_t tokens() const noexcept { return tokens_; }
 
  private:
   enum class Keep : std::uint8_t { Graphs, Inputs, Nothing };
   struct StageGraph {
-    at::Tensor input;             // undefined while it is away
-    at::Tensor output;            // with Keep::Inputs only the last stage's, until it is recomputed
-    bool whole = false;           // backward needs no other forward
+    at::Tensor input;             // undefined while it is in a tier
+    at::Tensor output;            // with Keep::Inputs only for the last stage, until recomputed
+    bool whole = false;           // backward needs no recomputation
     bool differentiable = false;  // the output depends on parameters
-    bool away = false;            // the input is in a tier
+    bool away = false;            // the input is stored in a tier
   };
   struct MicroBatch {
     at::Tensor input;
@@ -104,9 +105,10 @@ class UnitGraphs {
    private:
     UnitGraphs& graphs_;
   };
-  struct StageGradients {  // made, and not accumulated yet
+  struct StageGradients {  // gradients computed but not accumulated yet
     std::size_t stage = 0;
-    std::map<std::uint32_t, std::map<std::uint32_t, at::Tensor>> by_unit;  // and by parameter
+    std::map<std::uint32_t, std::map<std::uint32_t, at::Tensor>>
+        by_unit;  // by unit, then by parameter
     tiering::DeviceFence written;
   };
   Result<void> enter(const AccessOrder::Access& units);
@@ -157,10 +159,10 @@ class UnitGraphs {
   const UnitGraphsOptions options_;
   InputKeeper keeper_;
   std::vector<MicroBatch> group_;           // micro-batches of a forward before its backward
-  std::optional<StageGradients> late_;      // gradients of the last backward, or their sum
+  std::optional<StageGradients> late_;      // gradients of the previous backward, or their sum
   std::optional<StageGradients> complete_;  // gradients of the stage after that
   PartSink sink_{*this};
-  double told_multiplier_ = 1.0;  // of their forward
+  double told_multiplier_ = 1.0;  // `loss_multiplier` of their forward
   bool stopped_ = false;
   bool refused_ = false;
   std::uint64_t tokens_ = 0;

@@ -1,5 +1,5 @@
-// UnitUses' own: what it keeps of each call of a module in the graph, and how a use that dies tells
-// of it. A use holds no node; hooks of its nodes hold it.
+// Internal parts of UnitUses: its record of each module call in the graph, and the note that a
+// destroyed use leaves. A use holds no nodes; hooks on its nodes hold the use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +18,14 @@
 
 namespace artesian::zero3 {
 
-inline constexpr int no_task = -1;  // instead of an autograd graph task
+inline constexpr int no_task = -1;  // stands for "no autograd graph task"
 
 inline int current_task() {
   return torch::autograd::get_current_graph_task_id();
 }
 
-/// True if the task accumulates what this node gets, rather than handing it to the caller.
+/// True if the current task accumulates the gradient that this node gets, rather than returning it
+/// to the caller.
 inline bool accumulates_in_current_task(torch::autograd::Node* accumulator) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return true;
@@ -32,14 +33,14 @@ inline bool accumulates_in_current_task(torch::autograd::Node* accumulator) {
   return found != info->end() && found->second.needed_;
 }
 
-/// True if the caller looks at this leaf's gradient where autograd accumulates it.
+/// True if the caller has hooks on this leaf's gradient where autograd accumulates it.
 inline bool has_hooks(const torch::autograd::Node& accumulator) {
   auto& node = const_cast<torch::autograd::Node&>(accumulator);
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
          node.tensor_post_acc_grad_hooks() != nullptr;
 }
 
-/// Left by a use that died while it held its accesses.
+/// Note left by a use that was destroyed while it held its accesses.
 struct UnitUses::Word {
   std::vector<std::uint32_t> accesses{};
   Word* next = nullptr;
@@ -55,7 +56,7 @@ struct UnitUses::Link {
     while (word != nullptr) delete std::exchange(word, word->next);
   }
   void leave_word(std::unique_ptr<Word> word) noexcept {
-    if (getpid() != process) return;  // a forked child has no reader
+    if (getpid() != process) return;  // a forked child does not read the notes
     Word* given = word.release();
     given->next = words.load(std::memory_order_relaxed);
     while (!words.compare_exchange_weak(given->next, given, std::memory_order_release,
@@ -63,7 +64,7 @@ struct UnitUses::Link {
     }
   }
 
-  /// Calls with the link's target under its lock. False if the target is gone.
+  /// Calls with the link's target, under its lock. Returns false if the target is gone.
   template <typename Call>
   bool with_uses(const Call& call) {
     const std::lock_guard held(mutex);
@@ -71,10 +72,11 @@ struct UnitUses::Link {
     return uses != nullptr;
   }
 
-  /// Held in each function and hook of UnitUses. Nobody waits for it with Python's GIL held, as its
-  /// holder may need that. Recursive: what is done under it may run Python, and so call again.
+  /// Locked in each function and hook of UnitUses. No thread waits for it while holding Python's
+  /// GIL, as the lock's holder may need the GIL. Recursive: code under it may run Python, which may
+  /// call again.
   std::recursive_mutex mutex;
-  UnitUses* uses;  // null once it is destroyed
+  UnitUses* uses;  // null once UnitUses is destroyed
   std::atomic<Word*> words{nullptr};
   std::atomic<std::size_t> alive{0};
   std::vector<std::atomic<std::uint32_t>> awaited;  // by unit: uses that backward may still reach
@@ -84,18 +86,18 @@ struct UnitUses::Link {
 struct UnitUses::Use {
   struct Ender {
     std::weak_ptr<torch::autograd::Node> node;
-    std::vector<std::uint32_t> parameters;  // whose gradients are taken there
+    std::vector<std::uint32_t> parameters;  // parameters whose gradients are taken at this ender
   };
   struct Sum {
     std::uint32_t parameter = 0;
-    std::uint32_t left = 0;  // edges whose nodes have not run
+    std::uint32_t left = 0;  // edges whose nodes have not run yet
     Held held{};
   };
-  /// Keeps how far backward is with the use in one graph task.
+  /// Progress of backward in a use, within one graph task.
   struct Opened {
     int task = no_task;
     bool open = false;
-    std::uint32_t left = 0;  // enders that have not run
+    std::uint32_t left = 0;  // enders that have not run yet
     std::vector<Sum> sums{};
   };
 
@@ -126,7 +128,7 @@ struct UnitUses::Use {
     }
     return inner.sums.emplace_back(Sum{.parameter = parameter});
   }
-  /// Backward has been here, or never will be.
+  /// Backward has passed this use, or never will.
   void came_by() noexcept {
     if (!std::exchange(awaited, false)) return;
     for (const std::uint32_t unit : units) {
@@ -136,15 +138,16 @@ struct UnitUses::Use {
   bool is_open_in(int current) const noexcept { return inner.open && inner.task == current; }
 
   const std::shared_ptr<Link> link;
-  const std::vector<std::uint32_t> stages;    // the module's, and others' that it reads
-  const std::vector<std::uint32_t> units;     // each of these once
-  const std::vector<std::uint32_t> accesses;  // accesses to enter for them in backward
+  const std::vector<std::uint32_t>
+      stages;  // the module's stages, and others' whose parameters it reads
+  const std::vector<std::uint32_t> units;     // their units, each once
+  const std::vector<std::uint32_t> accesses;  // accesses to enter for these stages in backward
   std::vector<Ender> enders;
   std::unique_ptr<Word> word;
-  bool awaited = true;         // counted in Link::awaited
-  bool holds = false;          // its accesses
+  bool awaited = true;         // whether it is counted in Link::awaited
+  bool holds = false;          // whether it holds its accesses
   Opened inner;                // the task that opened it last
-  std::vector<Opened> around;  // outer tasks that have it open, the outermost first
+  std::vector<Opened> around;  // outer tasks in which it is open, outermost first
 };
 
 }  // namespace artesian::zero3

@@ -1,57 +1,58 @@
-// UnitUses: uses of units in any autograd graph. A driver of StepCore for models that are run by
-// somebody else: it is told when a stage's module begins and ends, and finds out by itself when
-// backward comes to what the module has computed, and when it is done with it. Knows tensors and
-// nodes; no modules, no Python.
+// UnitUses: tracks uses of units in arbitrary autograd graphs. It is a driver of StepCore for
+// hooked models, which the caller runs: it is told when a stage's module begins and ends, and
+// detects by itself when backward reaches the part of the graph that the module has created, and
+// when backward is done with it. It works on tensors and nodes, without modules or Python.
 //
-// A use is what one call of a module has added to the graph: the nodes behind its outputs that are
-// younger than the call, found by a walk when it ends. In backward it opens before the first of its
-// nodes runs, which enters the units, and closes when every ender has run: a node with an edge to a
-// leaf or to an older node, or with none at all. Every path through the use ends in one, so no node
-// that reads a parameter comes later, and the stage below opens after the one above has closed.
-// Enders are counted at opening, of those nodes that this backward runs: so an output that is not
-// in the loss holds nothing, and a second backward over a retained graph opens the use again.
+// A use is the part of the graph that one module call has added: the nodes behind its outputs that
+// are younger than the call, found by a walk when the call ends. In backward a use opens before the
+// first of its nodes runs, which enters the units. It closes when every ender has run; an ender is
+// a node with an edge to a leaf or to an older node, or without edges. Every path through the use
+// ends at an ender, so no later node reads a parameter, and an earlier stage opens only after a
+// later one has closed. When a use opens, only enders that this backward runs are counted. So an
+// output that is not part of the loss holds nothing, and a second backward over a retained graph
+// opens the use again.
 //
-// Gradients of the stage's parameters are taken at the enders. What several of them give to one
-// parameter is summed in the dtype that is computed in and added once.
+// Gradients of the stage's parameters are taken at the enders. If several enders contribute to one
+// parameter, their gradients are summed in the compute dtype and added once.
 //
-// A call that returns a parameter, or a view of one, leaves its stage to the call around it, which
-// has it until its own end, and again in backward. Of the outermost call, nobody has it any more.
+// If a call returns a parameter, or a view of one, the enclosing call keeps its stage until that
+// call ends, and again in backward. After the outermost call the stage is released.
 //
-// Gradients that no use takes (of graphs that a reentrant checkpoint makes in backward, of
-// parameters with hooks of the caller's, of accesses outside of any unit) are taken where autograd
+// Gradients that no use takes (in graphs that a reentrant checkpoint creates in backward, of
+// parameters with hooks of the caller, of accesses outside of any unit) are taken after autograd
 // has accumulated them.
 //
-// What the caller does to parameters and gradients behind its back, a ParameterWatch finds.
-// Persistent units can be read between passes; from step() to the next pass they cannot, since
-// their update is pending.
+// A ParameterWatch detects changes that the caller makes to parameters and gradients. Persistent
+// units can be read between passes; from step() to the next pass they cannot, since their update is
+// pending.
 //
-// A step whose caller asked for as many gradients as in the step before is taken to have had its
-// last backward: under it units are updated, as soon as no use of them is left for backward to come
-// to. Whatever else comes between it and step(), another backward, a forward, a look at state,
-// other constants, takes that back, and so does a use, or a gradient, of a unit that seemed to have
-// had its last. The bits are those of an update that waited for step().
+// A backward is assumed to be the step's last one when the caller has made as many as in the
+// previous step. Under it, a unit is updated as soon as backward has no more uses of it to reach.
+// Anything else before step() (another backward, a forward, a read of state, other constants) rolls
+// these updates back, and so does a further use or gradient of a unit that was considered done. The
+// bits are those of an update that waited for step().
 //
-// What is frozen when the engine is made, stays so: it has no optimizer state. What is trainable
-// may be switched off for a while; a step in which no gradient has come for it leaves it out.
+// Parameters that are frozen when the engine is created remain so, as they have no optimizer state.
+// Trainable ones may be frozen for a while; a step in which they get no gradient skips them.
 //
-// The graph owns its uses. They may die on any thread, in a forked child too: the destructor only
-// leaves word, in a list without locks, and the next call on the caller's thread reads it.
+// The graph owns its uses. They may be destroyed on any thread, also in a forked child: the
+// destructor only leaves a note in a lock-free list, which the next call on the caller's thread
+// reads.
 //
 // Passes: the outermost call decides. A training pass opens a forward of the step, which then stays
 // open until gradients come; the backward stays open until the next forward, evaluation or step: so
 // several forwards and several backwards in any order are one micro-batch, or more.
 //
-// A parameter that one pass uses several times, a tied one or a block that is shared, has a
-// gradient of each use; they are summed in the dtype of the parameters until the backward ends, and
-// added once. What several forwards of one micro-batch make of a
-// parameter that each uses once is added one by one; with several ranks it is summed, too, since
-// each sends what its micro-batch has made once.
+// A parameter that one pass uses several times (a tied weight or a shared block) gets a gradient
+// from each use; these are summed in the parameters' dtype until the backward ends, and added once.
+// If several forwards of one micro-batch each use a parameter once, their gradients are added one
+// by one; with several ranks they are summed, too, since each rank sends its micro-batch's
+// gradients once.
 //
-// Used from any thread, one at a time: each call and hook holds the link's lock. On a device
-// autograd runs nodes, their hooks and what a checkpoint computes once more on a thread of the
-// device's. Each thread has a stack of calls of its own; the first call of all begins the pass, and
-// the last one to end ends it. While a graph task runs, threads that have no part in it are
-// refused.
+// Used from any thread, one at a time: each call and hook holds the link's lock. With a device,
+// autograd runs nodes, their hooks and a checkpoint's recomputation on the device's own thread.
+// Each thread has its own stack of calls; the first of all calls begins the pass, and the last one
+// to return ends it. While a graph task runs, calls from threads outside of it are refused.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -81,100 +82,103 @@ enum class FrozenBy : std::uint8_t { Caller, Engine };
 
 class UnitUses {
  public:
-  /// The constants by parameter group that the next step() would be given now; none: not known.
+  /// The constants by parameter group that the next step() would get now; empty if unknown.
   using Constants = std::function<std::vector<GroupStep>()>;
-  /// Tensors that were adopted. All must outlive it, and the core, a hooked one, must have its
-  /// weights. `constants` may be null; then nothing is updated under backward. `device`: where the
-  /// tensors are; null: on the CPU.
+  /// `tensors`: adopted tensors. `core`: a hooked core that has its weights. All must outlive this
+  /// object. `constants` may be null; then nothing is updated under backward. `device`: the
+  /// tensors' device; null: the CPU.
   UnitUses(StepCore& core, ParameterTensors& tensors, Constants constants,
            const ComputeDevice* device = nullptr);
-  /// Uses that are alive do nothing any more.
+  /// Uses that still exist have no effect any more.
   ~UnitUses();
   UnitUses(const UnitUses&) = delete;
   UnitUses& operator=(const UnitUses&) = delete;
 
-  /// A call of a module begins: of a stage's, by the stage's number, or of one above stages, which
-  /// has a number of its own from their count on. `pass`: what it is, if it is the outermost call.
-  /// Errors: Io, Corrupt, Timeout, Exhausted, which end the run; Invalid: out of order, a parameter
-  /// that somebody changed in place.
+  /// Begins a module's call. `module`: the number of its stage; modules above stages have numbers
+  /// from the stage count on. `pass`: the kind of pass if this is the outermost call. Errors: Io,
+  /// Corrupt, Timeout, Exhausted, which end the run; Invalid: out of order, or a parameter was
+  /// changed in place.
   Result<void> enter(std::uint32_t module, Pass pass);
-  /// It ends. `outputs`: all tensors in what it returned; none after an exception. A call whose
-  /// enter() failed is no call. Errors: as enter.
+  /// Ends a module's call. `outputs`: all tensors in its result; none after an exception. Not
+  /// called if enter() failed. Errors: as enter.
   Result<void> leave(std::uint32_t module, std::span<const at::Tensor> outputs);
-  /// Rows of a tiled parameter, [rows, width], in the dtype that is computed in. Its gradient is
-  /// added row by row, and is nowhere dense; in backward its unit is not gathered for the stage
-  /// whose look-up it is.
-  /// Shape: ids: [...], int64; returns [..., width]. Rows `padding` get no gradient; -1: all do.
-  /// Throws what at::embedding throws.
+  /// Looks up rows of a tiled parameter, [rows, width], in the compute dtype. Its gradient is added
+  /// row by row and is never dense; in backward its unit is not gathered for the stage with this
+  /// look-up. Shape: ids: [...], int64; returns [..., width]. Row `padding` gets no gradient; -1:
+  /// all rows do. Throws like at::embedding.
   at::Tensor look_up(std::uint32_t parameter, const at::Tensor& ids, std::int64_t padding);
-  /// at::linear with a tiled parameter, [rows, width], in the dtype that is computed in, or in that
-  /// of autocast. Where that is fp32 and the parameter is stored in 16 bit, it is expanded by
-  /// tiles. Its gradient is made by tiles, each added at once. Shape: input: [..., width]; bias:
-  /// [rows], or undefined; returns [..., rows]. Throws what at::linear throws.
-  /// `frozen_by`: by whom, if it is frozen; plain PyTorch multiplies some inputs by a frozen weight
-  /// to other bits, and would have known of the caller's freezing alone.
+  /// at::linear with a tiled parameter, [rows, width], in the compute dtype, or in that of
+  /// autocast. If that is fp32 and the parameter is stored in 16 bit, it is expanded tile by tile.
+  /// Its gradient is computed by tiles, each added at once. Shape: input: [..., width]; bias:
+  /// [rows], or undefined; returns [..., rows]. Throws like at::linear. `frozen_by`: who froze it,
+  /// if it is frozen. For some inputs, plain PyTorch's product with a frozen weight has other bits;
+  /// it would only know of the caller's freezing.
   at::Tensor multiply(std::uint32_t parameter, const at::Tensor& input, const at::Tensor& bias,
                       FrozenBy frozen_by = FrozenBy::Caller);
-  /// The innermost call is about to read a parameter. Where that belongs to another module, it is
-  /// gathered at once, and from here on with each call of this one. Errors: as enter.
+  /// Call it when the innermost call is about to read a parameter. If that belongs to another
+  /// module, it is gathered at once, and from now on with each call of this module. Errors: as
+  /// enter.
   Result<void> gather(std::uint32_t parameter);
-  /// This thread's calls that have not ended. Never waits for a call.
+  /// Number of this thread's calls that have not ended. Never waits for another call.
   std::size_t depth() const;
-  /// This thread's calls that have not ended were broken off (by a signal's exception): ends them.
-  /// In a training pass the step is damaged by it. Errors: Io, Timeout.
+  /// Ends this thread's calls that were interrupted (by a signal's exception). In a training pass
+  /// this damages the step. Errors: Io, Timeout.
   Result<void> unwind();
 
-  /// The caller is about to ask autograd for gradients of this loss. Without it, the first gradient
-  /// begins the backward. Errors: Invalid (out of order); Io.
+  /// Announces that the caller will ask autograd for gradients of this loss. Without this call, the
+  /// first gradient begins the backward. Errors: Invalid (out of order); Io.
   Result<void> begin_backward(double loss);
-  /// That call has returned, or failed, which damages the step. Errors: the error that a hook met,
-  /// in place of what it threw; Io.
+  /// Reports that this call of autograd has returned, or failed, which damages the step. Errors:
+  /// the error that a hook met, which replaces what it threw; Io.
   Result<void> backward_ended(bool failed);
   /// Announces that the caller multiplies this loss by the loss scale and calls autograd itself.
   /// Otherwise such a backward is an error unless the loss scale is 1.
   Result<void> scales_by_itself(double loss);
-  /// StepCore::step over all micro-batches since the last one, and new versions for all parameters.
+  /// StepCore::step over all micro-batches since the last one; all parameters get new versions.
   Result<StepResult> step(const StepRequest& request);
-  /// Drops all gradients since the last step, if there are any, or the step is damaged. Errors: as
-  /// StepCore::abandon_step.
+  /// Drops all gradients since the last step, if there are any or if the step is damaged. Errors:
+  /// as StepCore::abandon_step.
   Result<void> zero_gradients();
-  /// Before anything else is asked of the core: no pass is open then. Errors: Invalid (a module's
-  /// call has not ended); Io.
+  /// Call it before any other use of the core: closes open passes. Errors: Invalid (a module's call
+  /// has not ended); Io.
   Result<void> settle();
-  /// Before what is between two steps alone. A forward that nobody has asked a gradient of is
-  /// forgotten. Errors: as settle, and StepCore::abandon_step.
+  /// Call it before operations that are only allowed between two steps. Drops a forward without a
+  /// backward. Errors: as settle, and StepCore::abandon_step.
   Result<void> leave_step();
-  /// The caller has given the parameter memory of its own, until it says the contrary.
+  /// Records that the caller has given the parameter memory of its own, or ends that.
   void lend(std::uint32_t parameter, bool lent);
-  /// Before the core is closed: nothing stays pinned, whatever broke off.
+  /// Call it before the core is closed: unpins everything, even after an interrupted pass.
   void let_go();
-  /// Weights were replaced or dropped: graphs from before must not be asked for gradients.
+  /// Records that weights were replaced or dropped: older graphs must not be used for gradients.
   void weights_replaced(std::optional<std::uint32_t> unit = {});
-  /// Of resident parameters: those that the caller has changed.
+  /// Returns the resident parameters that the caller has changed.
   std::vector<std::uint32_t> changed(LookFor look) const;
   /// Records the parameters' values as valid.
   void remember(std::span<const std::uint32_t> parameters);
 
   std::size_t open_max() const noexcept { return open_max_; }  // the most stages in use at once
-  std::size_t closed_late() const noexcept { return late_; }   // uses, by the end of a backward
+  std::size_t closed_late() const noexcept {
+    return late_;
+  }  // uses that were closed only at the end of a backward
   std::size_t uses_alive() const noexcept;
 
  private:
-  struct Word;  // message of a use that was destroyed
-  struct Link;  // between uses and this, which may end before them
-  struct Use;   // a use: what one call added to the graph
+  struct Word;  // note left by a destroyed use
+  struct Link;  // link between uses and this object, which may be destroyed before them
+  struct Use;   // a use: the part of the graph that one call added
   class OpeningHook;
   class EndingHook;
   class AccumulateHook;
-  struct LookUp;  // autograd functions whose backward adds gradients by itself
+  struct LookUp;  // autograd functions whose backward adds gradients itself
   struct Multiply;
-  struct Table;  // what these functions know of a parameter
+  struct Table;  // their data about a parameter
 
   struct Frame {
     std::uint32_t module = 0;
-    std::uint64_t thread = 0;             // whose nodes are numbered by themselves
-    std::uint64_t first_node = 0;         // sequence number of the first node that it can have made
-    std::vector<std::uint32_t> stages{};  // stages that it holds
+    std::uint64_t thread = 0;  // thread, which numbers its nodes separately
+    std::uint64_t first_node =
+        0;  // sequence number of the first node that the call can have created
+    std::vector<std::uint32_t> stages{};  // stages that the call holds
   };
   using Frames = std::vector<Frame>;
   struct Task {
@@ -183,7 +187,7 @@ class UnitUses {
   };
   struct Held {
     at::Tensor gradient{};
-    bool own = false;  // no other tensor shares its memory
+    bool own = false;  // whether no other tensor shares its memory
     /// Adds to the sum.
     void add(const at::Tensor& more);
   };
@@ -255,34 +259,36 @@ class UnitUses {
   const ComputeDevice* const device_;
   ParameterWatch watch_;
   std::shared_ptr<Link> link_;
-  /// By thread, of those that have any. Changed with both locks held; `depths_`, which is held for
-  /// a moment only, is enough to read.
+  /// Calls by thread, for threads that have any. Changed with both locks held; to read, `depths_`,
+  /// which is locked only for a moment, is enough.
   std::unordered_map<std::uint64_t, Frames> stacks_;
   mutable std::mutex depths_;
   bool evaluating_ = false;
-  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> others_;  // stages, by module
-  /// Units that are entered for a stage, by its number; and behind all, for those whose backward
-  /// gathers less.
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>>
+      others_;  // by module: other stages that it reads
+  /// Units entered for each stage, by its number; after these, the accesses of stages whose
+  /// backward gathers fewer units.
   std::vector<AccessOrder::Access> accesses_;
-  std::vector<std::uint32_t> in_backward_;  // by stage: the number of its access in backward
-  std::vector<std::uint32_t> holds_;        // by access: how many uses hold it
+  std::vector<std::uint32_t> in_backward_;  // by stage: index of its access in backward
+  std::vector<std::uint32_t> holds_;        // by access: number of uses that hold it
   std::vector<std::uint32_t> unit_holds_;
-  std::vector<bool> away_;  // by unit: persistent, and not bound since the last step
+  std::vector<bool> away_;  // by unit: it is persistent, and was not bound since the last step
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // uses that hold their stage
   std::vector<Task> tasks_;                                      // running graph tasks of autograd
-  int failed_through_ = -1;             // numbers of tasks that failed; they rise
-  std::optional<double> loss_;          // loss of the announced backward
-  std::optional<double> scaled_loss_;   // loss of a backward that the caller starts itself
-  std::vector<std::uint32_t> calls_;    // by parameter: calls below the outermost that read it
-  std::vector<bool> several_;           // by parameter: some pass has used it several times
-  std::map<std::uint32_t, Held> held_;  // sums of these, by parameter
-  std::vector<bool> added_;             // by parameter: a gradient was added since the last step
-  std::uint64_t backwards_ = 0;         // calls of autograd that have ended, since then
-  std::uint64_t backwards_before_ = 0;  // backwards of the step before
+  int failed_through_ = -1;     // number of the latest task that failed; numbers increase
+  std::optional<double> loss_;  // loss of the announced backward
+  std::optional<double>
+      scaled_loss_;                   // loss of a backward that the caller scales and starts itself
+  std::vector<std::uint32_t> calls_;  // by parameter: calls, other than the outermost, that read it
+  std::vector<bool> several_;         // by parameter: whether a pass has used it several times
+  std::map<std::uint32_t, Held> held_;  // sums of their gradients, by parameter
+  std::vector<bool> added_;      // by parameter: whether a gradient was added since the last step
+  std::uint64_t backwards_ = 0;  // calls of autograd that have ended since the last step
+  std::uint64_t backwards_before_ = 0;  // number of backwards in the previous step
   bool damaged_ = false;
-  std::optional<Error> error_;  // what a hook ran into
+  std::optional<Error> error_;  // error met by a hook
   std::atomic<std::size_t> open_max_ = 0;
   std::atomic<std::size_t> late_ = 0;
 };

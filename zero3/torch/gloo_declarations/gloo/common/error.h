@@ -1,3 +1,4 @@
-// Of Gloo, which is inside of LibTorch and whose headers its package lacks: no more than what
-// LibTorch's ProcessGroupGloo.hpp asks for, and only ever declared (zero3/torch/gloo_group.cpp).
+// Declarations of Gloo, which is built into LibTorch but whose headers are not in its package: only
+// those that LibTorch's ProcessGroupGloo.hpp needs, and only declarations
+// (zero3/torch/gloo_group.cpp).
 #pragma once
