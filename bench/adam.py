@@ -1,5 +1,5 @@
-"""Part `adam`: our SIMD AdamW beside a stream of the same reads and writes, and beside DeepSpeed's
-CPU Adam with the separate copy to 16 bit that it needs."""
+"""Part `adam`: our SIMD AdamW, compared with a stream of the same reads and writes, and with
+DeepSpeed's CPU Adam plus the separate copy to 16 bit that it needs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ KERNELS = {
     "sum_squares": "sum of squares, inf/nan",
     "checksum64": "XXH3-64 checksum",
 }
-CONTESTANTS = {  # name -> (words, bytes a parameter)
+CONTESTANTS = {  # name -> (description, bytes per parameter)
     "artesian": ("Artesian: fp32 state, bf16 gradient in, bf16 parameter out", 28),
     "stream": ("stream of the same reads and writes", 28),
     "deepspeed": ("DeepSpeedCPUAdam fp32, then bf16.copy_(fp32)", 34),
@@ -39,8 +39,8 @@ def elements_of(options):
 
 
 def kernels(report, options, programs):
-    """The kernels, each beside a stream of its own; CPU time of the busiest thread."""
-    elements = max(1, round(options.elements / (1 << 20) / 3))  # Mi
+    """Each kernel beside a memory stream of the same bytes; CPU time of the busiest thread."""
+    elements = max(1, round(options.elements / (1 << 20) / 3))  # in Mi
     command = [programs / "adam_bench", elements, options.repeats]
     done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
     rows = []
@@ -48,7 +48,7 @@ def kernels(report, options, programs):
         parameters = {key: line[key] for key in ("target", "threads", "elements", "dtype")}
         wanted = ["gb_per_s", "ceiling_gb_per_s", "ratio", "ratio_min", "ratio_max"]
         rates = {key: line[key] for key in wanted}
-        seconds = line["seconds"]  # min, median, max: adam_bench keeps no others
+        seconds = line["seconds"]  # min, median, max: adam_bench reports only these
         added = report.add(line["name"], parameters, seconds.values(), line["bytes"], **rates)
         added["seconds"] = seconds
         if line["threads"] != 2:
@@ -64,7 +64,7 @@ def kernels(report, options, programs):
 
 
 def worker(options, programs, environment):
-    """What adam_worker.py measured, under DeepSpeed's Python if there is one."""
+    """Results of adam_worker.py, run by DeepSpeed's Python if there is one."""
     python = environment.python if environment else sys.executable
     variables = environment.variables() if environment else dict(os.environ)
     variables["OMP_NUM_THREADS"] = "2"

@@ -2,9 +2,9 @@
 
     adam_worker.py LIBRARY ELEMENTS REPEATS THREADS
 
-LIBRARY is libartesian_adam.so. Run by adam.py, under a Python that has DeepSpeed where there is
-one and under that of the build otherwise. Every repeat measures all contestants, each time starting
-with another one; wall-clock seconds. Each is one step on ELEMENTS parameters with fp32 moments:
+LIBRARY is libartesian_adam.so. adam.py runs it with a Python that has DeepSpeed, or else with the
+build's Python. Every repeat measures all contestants, starting with a different one each time;
+wall-clock seconds. Each measurement is one step on ELEMENTS parameters with fp32 moments:
 
     stream      reads and writes what `artesian` does, without the arithmetic (28 bytes a parameter)
     artesian    fp32 parameter, bf16 gradient; writes the bf16 parameter in the same pass (28)
@@ -28,7 +28,7 @@ try:
 except ImportError:
     DeepSpeedCPUAdam = None
 
-PAUSE = 0.02  # lets the threads of the last contestant go to sleep
+PAUSE = 0.02  # time for the previous contestant's threads to go to sleep
 OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
@@ -72,7 +72,7 @@ def ours(function, arrays, threads):
 
 
 def theirs(make_optimizer, param, grad, arrays, first_step):
-    """The step of an optimizer that keeps its moments in our arrays."""
+    """Returns the step of an optimizer whose moments are our arrays."""
     parameter = torch.nn.Parameter(param, requires_grad=param.is_floating_point())
     parameter.grad = grad
     optimizer = make_optimizer([parameter])
@@ -82,7 +82,7 @@ def theirs(make_optimizer, param, grad, arrays, first_step):
 
 
 def contestants(library, arrays, make, threads):
-    """Name -> functions, each timed on its own."""
+    """Name -> functions, each of which is timed separately."""
 
     def copy():
         arrays.out_bf16.copy_(arrays.param)

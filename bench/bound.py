@@ -1,9 +1,9 @@
-"""Part `bound`: a step of ours from NVMe beside what no schedule can beat: the longer of the same
-step with everything in memory, and of its bytes at the rate at which fio moves such a mix of reads
-and writes. With few tokens, where the disk takes longer, with many, where the cores do, and in
-between. And beside the step in memory while fio moves as many bytes at the step's pace: what a busy
-disk costs the cores, with no schedule at all. All are measured in turn, so that a drifting machine
-disturbs them alike."""
+"""Part `bound`: our step from NVMe, compared with a bound that no schedule can beat: the longer of
+the same step with everything in memory, and of its bytes at fio's rate for the same mix of reads
+and writes. It is measured with few tokens, where the disk takes longer, with many, where the cores
+take longer, and in between. It is also compared with the step in memory while fio moves as many
+bytes at the step's pace, which shows what a busy disk costs the cores. All are measured in turn, so
+that drift of the machine affects all alike."""
 
 import contextlib
 import json
@@ -16,10 +16,11 @@ import step
 import step_jobs
 from report import say, spread, summary
 
-# What the config says of the norm: gradients are clipped; they are not, but could be; they cannot.
+# Cases of the config's norm: gradients are clipped; they could be clipped but are not; clipping is
+# off.
 CLIPPED, IN_BOUNDS, FREE = "clipped", "within the norm", "not clipped"
 NORMS = [CLIPPED, IN_BOUNDS, FREE]
-SHAPES = {"1x16": (1, 16), "1x128": (1, 128), "4x256": (4, 256)}  # samples, tokens of each
+SHAPES = {"1x16": (1, 16), "1x128": (1, 128), "4x256": (4, 256)}  # samples, tokens per sample
 COLUMNS = {
     "step": "step",
     "in_memory": "step in memory",
@@ -28,8 +29,9 @@ COLUMNS = {
     "fio_gb_per_s": "fio, GB/s",
     "own_bound": "bound by our own rates",
 }
-STEPS = 4  # measured ones of a process
-SHAPE_SECONDS = {"124m": 180, "355m": 420, "tiny": 20}  # of one in a round, about
+STEPS = 4  # measured steps of a process
+# approximate seconds of one process per round
+SHAPE_SECONDS = {"124m": 180, "355m": 420, "tiny": 20}
 BLOCK, DEPTH = 1 << 20, 32
 AIM = 1.05
 
@@ -43,19 +45,19 @@ def estimate(options):
 def config_of(options, offloaded, case):
     name, contestant = options.bound_model, step_jobs.CONTESTANTS["artesian_bf16"]
     config = step_jobs.our_config(contestant, name, options.work)
-    if not offloaded:  # of stage 3, with everything on the device
+    if not offloaded:  # at stage 3, with everything on the device
         config["zero_optimization"] = {"stage": 3}
         config["artesian"] = {"device_memory": "12GiB"}
     micro_batch, _, norm = case
     if norm == FREE:
         config |= step_jobs.FREE
     if norm == IN_BOUNDS:
-        config["gradient_clipping"] = 1e9  # no norm is that large
+        config["gradient_clipping"] = 1e9  # larger than any norm
     return config | {"train_micro_batch_size_per_gpu": micro_batch}
 
 
 def train(options, model, tokens, offloaded, case):
-    """The measured steps' lines."""
+    """Log lines of the measured steps."""
     length = case[1]
     config, log = options.work / "bound.json", options.work / "bound.jsonl"
     config.write_text(json.dumps(config_of(options, offloaded, case)))
@@ -65,7 +67,7 @@ def train(options, model, tokens, offloaded, case):
     command += ["--log-jsonl", log, "--quiet", "--init"]
     step.output_of(command)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return lines[warm_up:-1]  # a digest of all state comes with the last
+    return lines[warm_up:-1]  # the last step includes a digest of all state
 
 
 def median(lines, value):
@@ -74,7 +76,7 @@ def median(lines, value):
 
 @contextlib.contextmanager
 def fio_beside(options, file, read, written):
-    """fio moves so many bytes a second, both ways, or as many as it can."""
+    """fio moves this many bytes per second in each direction, or as many as it can."""
     command = disk.fio_command(options, file, "rw", BLOCK, DEPTH, rate=f"{read:.0f},{written:.0f}",
                                time_based=1, runtime=3600)  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""Part `checkpoint`: what a checkpoint costs a training, and a load takes, beside what the disk
-needs for the same bytes. In one process: windows of three steps in turn, without a checkpoint, with
-one that a pass reads, with one that is copied on the update's way; each from its first step's begin
-until all is durable."""
+"""Part `checkpoint`: the time that a checkpoint costs a training, and the time of a load, compared
+with the disk's time for the same bytes. One process alternates windows of three steps: without a
+checkpoint, with a checkpoint read by a separate pass, and with one copied during the update. Each
+is measured from its first step's beginning until everything is durable."""
 
 import json
 import statistics
@@ -13,13 +13,13 @@ from report import say, spread, summary
 
 MIB = 1 << 20
 WINDOW = 3  # steps, as in checkpoint_bench.cpp
-EVERY = 20  # steps from one checkpoint to the next, for the share
-SECONDS = {"124m": 25, "355m": 90, "tiny": 1}  # of one round
+EVERY = 20  # steps between checkpoints, for the relative cost
+SECONDS = {"124m": 25, "355m": 90, "tiny": 1}  # seconds of one round
 WORDS = {"read": "read by a pass", "copied": "copied on the way"}
 
 
 def placements(name):
-    """Of each: words, settings for ladder.config_of."""
+    """For each placement: description, settings for ladder.config_of."""
     yield "as much in memory as fits", {"host_memory": step_jobs.MODELS[name][4]}
     sub_group = ladder.SUB_GROUPS.get(name, 1 << 18)
     ring = 16 * 16 * sub_group
@@ -35,7 +35,7 @@ def estimate(options):
 
 
 def run_one(options, name, settings):
-    """The lines of checkpoint_bench."""
+    """Output lines of checkpoint_bench."""
     config = options.work / "checkpoint.json"
     config.write_text(json.dumps(ladder.config_of(name, settings, options.work)))
     model = step_jobs.model_of(name, options.work / "checkpoint-model")
@@ -48,7 +48,7 @@ def run_one(options, name, settings):
 
 
 def of_placement(report, name, words, lines):
-    """Rows of the two tables."""
+    """Returns rows of the two tables."""
     windows = [line for line in lines if "variant" in line]
     plain = [line["seconds"] for line in windows if line["variant"] == "none"]
     last = next(line for line in lines if "planned" in line)
@@ -59,7 +59,8 @@ def of_placement(report, name, words, lines):
     rows = []
     for variant, shown in WORDS.items():
         found = [line for line in windows if line["variant"] == variant]
-        # Of the window without one in the same round, and the rate measured before it.
+        # Relative to the window without a checkpoint in the same round, and to the rate measured
+        # before it.
         extra = [line["seconds"] - before for line, before in zip(found, plain)]
         disk = [last["bytes"] / line["write_rate"] for line in found]
         report.add(

@@ -1,8 +1,9 @@
-"""The environment in which DeepSpeed runs beside us: made once, kept beside that of the build.
+"""The Python environment in which DeepSpeed runs for comparisons: created once, beside that of the
+build.
 
-It holds DeepSpeed and what only DeepSpeed needs (dev/requirements-bench.lock); everything else,
-torch first of all, comes from the build's environment through a .pth file. DeepSpeed compiles its
-operators at their first use: that happens here, once, into the same folder."""
+It contains DeepSpeed and the packages that only DeepSpeed needs (dev/requirements-bench.lock); all
+others, such as torch, are found in the build's environment through a .pth file. DeepSpeed compiles
+its operators at their first use; this is done here once, into the same folder."""
 
 import contextlib
 import fcntl
@@ -26,7 +27,7 @@ for name in {names}:
 
 
 class Missing(Exception):
-    """Why there is no DeepSpeed here, as a sentence for the report."""
+    """Why DeepSpeed is not available, as a sentence for the report."""
 
 
 class Environment:
@@ -56,14 +57,15 @@ def torch_folder():
 
 
 def environment_folder():
-    """Named by everything that decides its content, beside the environment that we run in."""
+    """The folder, named by a hash of everything that determines its content, beside the build's
+    environment."""
     main = pathlib.Path(sys.executable).parents[1]
     content = LOCK.read_text() + sys.version + str(main) + str(torch_folder())
     return main.parent / f"bench-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def run(command, log, **options):
-    """Runs with all output in the log; Missing names its last line."""
+    """Runs a command with all output in the log; Missing quotes its last line."""
     with open(log, "a") as file:
         done = subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **options
@@ -75,11 +77,11 @@ def run(command, log, **options):
 
 def install(environment, log):
     folder = environment.folder
-    shutil.rmtree(folder, ignore_errors=True)  # an earlier attempt that did not finish
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted attempt
     run([sys.executable, "-m", "venv", folder], log)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (main,) = pathlib.Path(sys.executable).parents[1].glob("lib/python3*/site-packages")
-    # Behind DeepSpeed's own packages, so that only what it lacks comes from there.
+    # After DeepSpeed's own packages, so that it only supplies missing ones.
     (packages / "zz_build.pth").write_text(f"{main}\n{torch_folder()}\n")
     names = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
     tool = [line for line in names if line.startswith("setuptools==")]
@@ -94,7 +96,7 @@ def install(environment, log):
 
 
 def prepare():
-    """The Environment, made if it is not there. Raises Missing."""
+    """Returns the Environment, created if needed. Raises Missing."""
     environment = Environment(environment_folder())
     folder = environment.folder
     try:
@@ -110,7 +112,8 @@ def prepare():
 
 
 def prepare_if_wanted(report, options):
-    """What prepare() returns; None without DeepSpeed, and a note in the report if it is missing."""
+    """As prepare(); None if DeepSpeed is not wanted, or, with a note in the report, not
+    available."""
     if options.without_deepspeed:
         return None
     try:

@@ -1,12 +1,12 @@
-"""Part `disk`: `aio_bench run` beside fio, both direct and both with buffers on 2 MiB pages, and
-beside DeepSpeed's aio handle in a page-locked tensor of its own, both with the best of their
-settings, which may have several threads with a queue each, where fio has one.
-Ours and fio go over the file until --disk-seconds are over: a GB of large blocks takes two to five
-milliseconds of CPU time, and fio counts whole ones.
+"""Part `disk`: `aio_bench run` compared with fio, both with direct I/O and buffers on 2 MiB pages,
+and with DeepSpeed's aio handle, which uses a page-locked tensor. aio_bench and DeepSpeed use their
+best settings, which may have several threads with a queue each; fio has one. aio_bench and fio
+repeat the file for --disk-seconds, because a GB of large blocks takes two to five milliseconds of
+CPU time, and fio counts whole milliseconds.
 
-aio_bench takes its pages by madvise; fio needs reserved ones (--mem=mmaphuge). They are reserved
-for as long as fio needs them and given back however this ends. Files are filled before: what is
-timed overwrites or reads blocks that the file system has."""
+aio_bench gets huge pages by madvise; fio needs reserved ones (--mem=mmaphuge), which are reserved
+while fio runs and always returned. Files are filled first, so that timed writes overwrite existing
+blocks."""
 
 import contextlib
 import itertools
@@ -24,8 +24,8 @@ HUGE_PAGE = 2 << 20
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ENGINES = ["io_uring", "threads"]
 OPERATIONS = ["read", "write", "mixed"]
-THREADS = [1, 2, 4]  # each with a queue of its own
-# DeepSpeed's single_submit, overlap_events and intra_op_parallelism.
+THREADS = [1, 2, 4]  # each thread with its own queue
+# Values of DeepSpeed's single_submit, overlap_events and intra_op_parallelism.
 SETTINGS = [*itertools.product([False], [False, True], THREADS), (True, True, 1)]
 CONTESTANTS = {
     "io_uring": "Artesian io_uring",
@@ -34,14 +34,14 @@ CONTESTANTS = {
     "fastest": "Artesian, fastest setting",
     "deepspeed": "DeepSpeed aio, fastest setting",
 }
-RIVALS = {"fio": "io_uring", "deepspeed": "fastest"}  # and which of ours is compared with them
-EITHER = ["fastest", "deepspeed"]  # DeepSpeed's reads or writes, at a time
-# What is to be reached everywhere: at least so much of a rival's GB/s, at most so much of fio's
-# CPU time per GB.
+# and our contestant that is compared with each
+RIVALS = {"fio": "io_uring", "deepspeed": "fastest"}
+EITHER = ["fastest", "deepspeed"]  # contestants for which reads and writes are measured separately
+# Aims: at least this share of a rival's GB/s, at most this multiple of fio's CPU time per GB.
 RATE_AIMS = {"fio": 0.97, "deepspeed": 1.0}
 CPU_AIM = 1.1
 FIO_GRAIN = "; fio counts whole milliseconds of user and of system time"
-LATENCIES = 400  # reads of one block
+LATENCIES = 400  # number of single-block reads
 
 
 class Missing(Exception):
@@ -49,11 +49,11 @@ class Missing(Exception):
 
 
 def estimate(options):
-    once = 0.7 * size_of(options.size) / (1 << 30)  # seconds over the file
+    once = 0.7 * size_of(options.size) / (1 << 30)  # seconds for one pass over the file
     timed = (options.disk_seconds or once) + once + 0.3
     each = 3 * options.disk_repeats * timed
     either = 0.0
-    if not options.without_deepspeed:  # the trials for the fastest settings, too
+    if not options.without_deepspeed:  # trials for the fastest settings
         theirs = len(SETTINGS) + options.disk_repeats
         either = (len(THREADS) + options.disk_repeats) * timed + theirs * once
     seconds = len(options.points) * (len(OPERATIONS) * each + 2 * either)
@@ -80,7 +80,8 @@ def free_huge_pages():
 
 @contextlib.contextmanager
 def huge_pages(count, setting=HUGE_PAGES, free=free_huge_pages):
-    """Reserves as many as are missing for `count` free ones; restores the setting in the end."""
+    """Reserves as many huge pages as are needed for `count` free ones; restores the setting at the
+    end."""
     before = int(setting.read_text())
     missing = max(0, count - free())
     try:
@@ -118,7 +119,7 @@ def ours(*point):
 
 
 class Fastest:
-    """A contestant, of each point with the fastest of its settings, tried once."""
+    """A contestant that, for each point, uses the fastest of its settings, found by a trial."""
 
     def __init__(self, settings, contestant):
         self.settings = settings
@@ -136,11 +137,11 @@ class Fastest:
 
 
 class DeepSpeed:
-    """disk_worker.py, as a contestant."""
+    """disk_worker.py as a contestant."""
 
     def __init__(self, options, environment, file):
         self.job = {"file": str(file), "size": size_of(options.size)}
-        self.memory = 0  # bytes, at most
+        self.memory = 0  # peak, in bytes
         self.process = subprocess.Popen(
             [str(environment.python), str(ROOT / "bench/disk_worker.py")], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -194,7 +195,7 @@ def fio_command(options, file, operation, block, depth, **more):
 
 
 def fio_job(options, file, operation, block, depth, **more):
-    """fio's own account of one job."""
+    """fio's own report of one job."""
     command = fio_command(options, file, operation, block, depth, **more)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -203,28 +204,28 @@ def fio_job(options, file, operation, block, depth, **more):
 
 
 def moved_by(job):
-    """(bytes, seconds) of both directions."""
+    """(bytes, seconds), over both directions."""
     both = job["read"], job["write"]
     return sum(way["io_bytes"] for way in both), max(way["runtime"] for way in both) / 1e3
 
 
 def fio(options, file, operation, block, depth):
     more = {"time_based": 1, "runtime": options.disk_seconds} if options.disk_seconds else {}
-    how = "rw" if operation == "mixed" else operation  # half and half
+    how = "rw" if operation == "mixed" else operation  # half reads, half writes
     job = fio_job(options, file, how, block, depth, **more)
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
     return *moved_by(job), cpu, True
 
 
 def fio_mixed(options, file, read, block, depth):
-    """GB/s of reads and writes together, of whose bytes the share `read` is read."""
+    """GB/s of reads and writes together, with `read` as the share of reads."""
     job = fio_job(options, file, "rw", block, depth, rwmixread=round(100 * read))
     moved, seconds = moved_by(job)
     return moved / seconds / 1e9
 
 
 def measure(options, contestants, operation, block, depth):
-    """Contestant -> what each repeat moved, took, and burnt of CPU; nothing where it cannot."""
+    """Contestant -> bytes, seconds and CPU seconds of each repeat; empty if it cannot run."""
     found = {name: [] for name in contestants}
     names = [name for name in contestants if operation != "mixed" or name not in EITHER]
     for repeat in range(options.disk_repeats):
@@ -239,15 +240,15 @@ def block_name(size):
 
 
 def evaluate(report, found, operation, block, depth):
-    """Adds the results of one point; returns its row, and its row of CPU seconds per GB."""
+    """Adds the results of one point; returns its row of rates and its row of CPU seconds per GB."""
     rates, cpu, place = {}, {}, [operation, f"{block_name(block)} x {depth}"]
-    cells = []  # (of rates, of CPU time), of each column
+    cells = []  # (rates, CPU time) for each column
     for name, repeats in found.items():
         if not repeats:
             cells.append(("", ""))
             continue
         rates[name] = [moved / seconds / 1e9 for moved, seconds, _, _ in repeats]
-        # A microsecond is the grain of that clock.
+        # The clock's resolution is a microsecond.
         cpu[name] = [max(cpu, 1e-6) / (moved / 1e9) for moved, _, cpu, _ in repeats]
         report.add(
             f"{operation}_{name}",
@@ -318,7 +319,7 @@ def all_points(report, options, with_fio, deepspeed, file):
 
 
 def latency_table(report, options, deepspeed):
-    """One request at a time: what a demand read costs."""
+    """Latency of one request at a time, as for a demand read."""
     rows = []
     for block in dict.fromkeys(block for block, _ in options.points):
         got = aio_bench(options, "io_uring", "read", block, 1)
@@ -341,21 +342,21 @@ def latency_table(report, options, deepspeed):
 
 
 def memory_of_ours(options, block, depth):
-    """Peak, in MiB, looked at while it runs: what wait4 says begins with Python's own."""
+    """Peak memory in MiB, sampled while the process runs: wait4's value includes Python's own."""
     command = aio_bench_command(options, "io_uring", "read", block, depth)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     status = pathlib.Path(f"/proc/{process.pid}/status")
     peak = 0
     while process.poll() is None:
         for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):  # not of one that has ended
+            if line.startswith("VmHWM:"):  # absent for a process that has ended
                 peak = max(peak, int(line.split()[1]) >> 10)
         time.sleep(0.005)
     return peak
 
 
 def with_deepspeed(report, options, with_fio):
-    """Beside DeepSpeed where it can be had."""
+    """Adds the comparison with DeepSpeed if it is available."""
     file = options.work / "bench.bin"
     environment = deepspeed_setup.prepare_if_wanted(report, options)
     try:

@@ -1,7 +1,7 @@
-"""DeepSpeed's aio handle at work for disk.py: run by it under a Python that has DeepSpeed.
+"""Runs DeepSpeed's aio handle for disk.py, which starts it with a Python that has DeepSpeed.
 
-Reads a job per line from stdin and answers each with a line, both JSON: moves the whole file to or
-from one page-locked tensor, or reads single blocks one after the other for their latency."""
+Reads one job per line from stdin and answers with one line, both JSON. A job moves the whole file
+to or from one page-locked tensor, or reads single blocks one by one to measure latency."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Worker:
         return {"seconds": time.monotonic() - begin, "cpu": cpu_seconds() - cpu}
 
     def latencies(self, job):
-        """Microseconds of single reads of a block."""
+        """Microseconds of reads of a single block."""
         handle = self.handle(job)
         part = self.buffer[: job["block"]]
         found = []
@@ -60,14 +60,14 @@ class Worker:
         return {"latencies": sorted(found)}
 
     def answer(self, job):
-        """Its memory is without the tensor, and without what Python has imported."""
+        """Reported memory excludes the tensor and everything that Python has imported."""
         found = self.latencies(job) if "count" in job else self.whole_file(job)
         return found | {"memory": max(0, peak_bytes() - self.before - job["size"])}
 
 
 def main():
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what DeepSpeed prints, its C++ too, is no answer
+    os.dup2(2, 1)  # keeps DeepSpeed's own output, also from C++, out of the answers
     worker = Worker()
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)

@@ -1,11 +1,11 @@
-"""Part `hooks`: what the hooks of the Python engine cost, of a step of 12 units of 1M parameters
-each with all state in memory.
+"""Part `hooks`: the time of the Python engine's hooks, relative to a step of 12 units of 1M
+parameters each with all state in memory.
 
-What they cost does not depend on how large a unit is: so it is measured where there is nothing
-else to wait for, in units of 72 parameters. Forward and backward with hooks and without, in turn;
-the difference of the medians of each 20 of both is set against the median step of the large units.
-Beside it, that step against plain PyTorch's with the same modules and its fused AdamW, and against
-one at stage 2, which completes its update before it returns and looks for what the caller wrote."""
+The hooks' time does not depend on a unit's size, so it is measured in units of 72 parameters, where
+other times are small. Forward and backward run with and without hooks in turn; the difference
+between the medians of 20 passes each is divided by the median step of the large units. That step is
+also compared with plain PyTorch with the same modules and fused AdamW, and with a step at stage 2,
+which completes its update before it returns and checks for changes by the caller."""
 
 import os
 import statistics
@@ -15,8 +15,8 @@ from report import ROOT, paired_ratio, say, spread, summary
 from step import output_of, result_in
 
 UNITS = 12
-AIM = 0.05  # of the step
-TOGETHER = 20  # passes whose median is one measurement
+AIM = 0.05  # as a share of the step
+TOGETHER = 20  # number of passes whose median is one measurement
 
 
 def estimate(options):
@@ -24,13 +24,13 @@ def estimate(options):
 
 
 def started(options):
-    """The seconds that bench/hooks_worker.py tells."""
+    """The seconds printed by bench/hooks_worker.py."""
     words = ["--units", UNITS, "--steps", options.hooks_steps, "--warm-up", 5]
     words += ["--samples", options.hooks_samples, "--passes", TOGETHER]
     variables = os.environ | {
         "PYTHONPATH": str(options.programs.parent / "python"),
         "OMP_NUM_THREADS": "2",
-        "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` has it
+        "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` sets it
         "CUDA_VISIBLE_DEVICES": "",
     }
     command = [sys.executable, ROOT / "bench/hooks_worker.py", *words]
@@ -38,7 +38,7 @@ def started(options):
 
 
 def medians(seconds):
-    """Of each TOGETHER in turn."""
+    """Medians of TOGETHER passes each, in order."""
     return [
         statistics.median(seconds[at : at + TOGETHER]) for at in range(0, len(seconds), TOGETHER)
     ]

@@ -1,5 +1,5 @@
-"""What the hooks of the Python engine cost, in a process of its own: see hooks.py. Prints one line,
-"RESULT " and JSON: seconds, by name, of what is measured in turn."""
+"""Measures the time of the Python engine's hooks in a separate process: see hooks.py. Prints one
+line, "RESULT " and JSON: measured seconds by name."""
 
 import argparse
 import copy
@@ -11,7 +11,7 @@ from torch import nn
 
 import artesian
 
-WIDTH = 1000  # 1,001,000 parameters a unit
+WIDTH = 1000  # gives units of 1,001,000 parameters
 TINY = 8
 
 
@@ -27,17 +27,18 @@ class Net(nn.Module):
 
 
 def start(units, width, stage=3):
-    """The net under an engine, all in memory, and the same in plain PyTorch."""
+    """The network in an engine with all state in memory, and the same network in plain PyTorch."""
     torch.manual_seed(1)
     net = Net(units, width)
     plain = copy.deepcopy(net)
-    none = {"device": "none"}  # and so are parameters
+    none = {"device": "none"}  # parameters, too, are in memory
     config = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
         "gradient_clipping": 0.0,
         "zero_optimization": {
             "stage": stage,
-            "stage3_param_persistence_threshold": 0,  # so that each is gathered when it is used
+            # so that each parameter is gathered at each use
+            "stage3_param_persistence_threshold": 0,
             "offload_optimizer": none,
         },
         "artesian": {"device_memory": "512MiB", "host_memory": "512MiB"},

@@ -1,7 +1,7 @@
-"""Part `inference`: tokens of a Llama model in bf16 from NVMe, at batch 1 and 8, in a memory
-control group that holds neither the model nor a page cache of it. Beside them fio's rate, the same
-tokens with accelerate's disk_offload in the same group, and with plain PyTorch and everything in
-memory, which is what the cores alone take."""
+"""Part `inference`: generates tokens with a Llama model in bf16 from NVMe, at batch 1 and 8, in a
+memory control group that is too small for the model or a page cache of it. Compared with fio's
+rate, with accelerate's disk_offload in the same group, and with plain PyTorch and everything in
+memory, which shows the time of the cores alone."""
 
 import json
 import os
@@ -24,7 +24,8 @@ HOW = {
     "memory": "PyTorch, all in RAM, in no group",
 }
 ROWS = [1, 8]
-GROUP = {"3b": (3 << 30, "1GiB"), "tiny": (3 << 30, "3MiB")}  # its size, and each of our budgets
+# size of the group, and of each of our budgets
+GROUP = {"3b": (3 << 30, "1GiB"), "tiny": (3 << 30, "3MiB")}
 TOKENS = {"nvme": 16, "disk": 2, "memory": 4}
 BLOCK, DEPTH, FIO_SECONDS = 1 << 20, 32, 5
 RATE_AIM, DISK_OFFLOAD_AIM = 0.9, 3.0
@@ -42,7 +43,7 @@ def started(options, words, enter=None):
         "PYTHONPATH": os.pathsep.join([str(options.programs.parent / "python"), extras]),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "2",
-        "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` has it
+        "OMP_WAIT_POLICY": "PASSIVE",  # as `artesian` sets it
         "CUDA_VISIBLE_DEVICES": "",
     }
 
@@ -60,7 +61,7 @@ def started(options, words, enter=None):
 
 
 def fio_rate(options):
-    """Bytes a second."""
+    """Bytes per second."""
     file = options.work / "inference.fio"
     more = {"time_based": 1, "runtime": FIO_SECONDS}
     try:
@@ -73,7 +74,7 @@ def fio_rate(options):
 
 
 def generated(options, how, model, enter):
-    """By rows: seconds of a token, and, of ours, bytes and planned bytes."""
+    """By batch size: seconds per token and, for artesian, bytes and planned bytes."""
     _, budget = GROUP[options.inference_model]
     nvme = options.work / "inference-nvme"
     nvme.mkdir()

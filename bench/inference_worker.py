@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Generates tokens with a Llama model from a folder, and prints the seconds of each run. Started by
-bench/inference.py, in a memory control group.
+"""Generates tokens with a Llama model from a folder, and prints the seconds of each run.
+bench/inference.py starts it in a memory control group.
 
-`--how nvme`: parameters on NVMe, by artesian; `disk`: by accelerate's disk_offload; `memory`: plain
-PyTorch. `--make`: writes the folder, with random weights, and ends."""
+`--how nvme`: artesian with parameters on NVMe; `disk`: accelerate's disk_offload; `memory`: plain
+PyTorch. `--make`: only writes the folder, with random weights."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ PROMPT = 16  # tokens
 
 
 def make(folder, name):
-    """Random weights repeat a block, which is faster to draw."""
+    """The random weights repeat one block, which is faster than drawing all of them."""
     from safetensors.torch import save_file
 
     layers, hidden, intermediate, heads, vocabulary = SHAPES[name]

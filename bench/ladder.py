@@ -1,9 +1,9 @@
-"""Part `ladder`: what each rule of the schedule gains, from one like DeepSpeed's to ours, in
-seconds and bytes of a step. Every rung is the same engine with the same model, tokens and weights,
-and ends with the same digest; each adds one thing to the rung before it.
+"""Part `ladder`: the gain of each rule of the schedule, from one like DeepSpeed's to ours, in
+seconds and bytes of a step. Every rung uses the same engine, model, tokens and weights, and ends
+with the same digest; each adds one rule to the rung before it.
 
-Rungs run one after the other, each in a process of its own, several times, every second time
-backwards."""
+Rungs run one after the other, each in a separate process, several times, every second time in
+reverse order."""
 
 import json
 
@@ -13,12 +13,13 @@ from report import median_ratio, say, spread, summary
 
 MIB = 1 << 20
 MICRO_BATCHES = 4
-RUNG_SECONDS = {"124m": 45, "355m": 130, "tiny": 3}  # start included
-SUB_GROUPS = {"tiny": 1 << 11}  # elements; of the others as large as ours get
+RUNG_SECONDS = {"124m": 45, "355m": 130, "tiny": 3}  # seconds of a rung, including its start
+SUB_GROUPS = {"tiny": 1 << 11}  # in elements; other models use our largest size
 
 
 def embedding_of(name):
-    """Elements of the largest stage: where gradients spill, host memory has room to add these."""
+    """Elements of the largest stage: if gradients spill, host memory must have room to add
+    these."""
     _, hidden, _, vocabulary, _ = step_jobs.MODELS[name]
     return (vocabulary + 1024) * hidden
 
@@ -29,9 +30,9 @@ def parameters_of(name):
 
 
 def rungs(name):
-    """Of each: words, settings, flags of ladder_bench."""
+    """For each rung: description, settings, flags of ladder_bench."""
     sub_group = SUB_GROUPS.get(name, 1 << 18)
-    ring = 16 * 16 * sub_group  # a quarter for four of 16 bytes an element
+    ring = 16 * 16 * sub_group  # a quarter for four sub-groups of 16 bytes per element
     least = ring + 2 * embedding_of(name)
     serial = ["serial-update", "forward-alone", "one-by-one", "whole-master"]
     slots = [*serial, "slots-alone"]
@@ -74,7 +75,7 @@ def warm_up_of(options):
 
 
 def run_rung(options, name, settings, flags):
-    """The lines of ladder_bench."""
+    """Output lines of ladder_bench."""
     config = options.work / "ladder.json"
     config.write_text(json.dumps(config_of(name, settings, options.work)))
     model = step_jobs.model_of(name, options.work / "ladder-model")
@@ -90,7 +91,7 @@ def estimate(options):
 
 
 def measure(options, name):
-    """For each rung: seconds of all measured steps of all rounds, and the last line."""
+    """For each rung: seconds of all measured steps of all rounds, and the last output line."""
     ladder = list(rungs(name))
     found = [([], {}) for _ in ladder]
     for number in range(options.ladder_rounds):

@@ -1,6 +1,6 @@
-"""Part `micro`: kernels, pool, ring and planner by themselves, in micro_bench, which Google
-Benchmark runs: where a step has become slower, these say in which of its parts. Its own JSON lies
-beside ours as micro_google.json."""
+"""Part `micro`: separate measurements of kernels, pool, ring and planner in micro_bench, with
+Google Benchmark: if a step becomes slower, these show which part is responsible. Google Benchmark's
+own JSON is kept as micro_google.json."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def estimate(options):
 
 
 def measure(options, programs):
-    """What the program writes: {"context": ..., "benchmarks": [...]}."""
+    """The program's output: {"context": ..., "benchmarks": [...]}."""
     written = options.work / "micro_google.json"
     command = [programs / "micro_bench", f"--benchmark_out={written}"]
     command += ["--benchmark_out_format=json", f"--benchmark_repetitions={options.micro_repeats}"]
@@ -35,7 +35,7 @@ def measure(options, programs):
 
 
 def seconds_of(line):
-    """Of one call: on the clock where the disk takes part, else of the processor."""
+    """Seconds of one call: wall-clock time if the disk takes part, else CPU time."""
     time = line["real_time" if line["run_name"].endswith("/real_time") else "cpu_time"]
     return time * {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}[line["time_unit"]]
 

@@ -1,8 +1,8 @@
-"""Part `plan`: what `artesian plan` says of a step beside what a run of it takes: the training of
-`make demo`, and the same with one thing changed. It is planned before and after each run, so that a
-drifting machine disturbs both alike, by the rates that `aio_bench tune` finds first. These are kept
-in a cache of this part's own: what is known of the disk already stays as it is, and is not used.
-And what the run itself predicts of each measured step from the steps before it."""
+"""Part `plan`: compares the step predicted by `artesian plan` with a measured run: the training of
+`make demo`, and variants with one change each. A plan is made before and after each run, so that
+drift affects both alike, with the rates of an `aio_bench tune` at the beginning. These rates are
+kept in a separate cache: existing profiles of the disk are neither used nor changed. Also compares
+each measured step with the run's own prediction from earlier steps."""
 
 import json
 import os
@@ -13,11 +13,11 @@ import step
 import step_jobs
 from report import ROOT, say, spread, summary
 
-LENGTH = 256  # tokens of a sample, as dev/demo.sh has them
-STEPS = 6  # of a run; the first ones settle, and a digest of all state comes with the last
+LENGTH = 256  # tokens per sample, as in dev/demo.sh
+STEPS = 6  # steps per run; the first ones settle, and the last includes a digest of all state
 LINKS = ["nvme_read", "nvme_write", "h2d", "d2h"]
 ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
-# The demo's budget of each tier, and more.
+# The demo's budget of each tier, and a larger one.
 BUDGETS = {"124m": ("512MiB", "2GiB"), "355m": ("1GiB", "4GiB"), "tiny": ("1MiB", "4MiB")}
 
 
@@ -34,13 +34,14 @@ def estimate(options):
 
 
 def tiers(budget):
-    """Without what depends on time: how much is updated under backward, and with it the bytes."""
+    """Budgets without the update under backward, whose share, and with it the bytes, depend on
+    time."""
     memory = {"device_memory": budget, "host_memory": budget}
     return {"artesian": memory | {"speculative_update": False}}
 
 
 def cases(name, folder):
-    """Of each: words, its config."""
+    """For each case: description, its config."""
     demo = json.loads((ROOT / "examples/demo.json").read_text())
     zero = demo["zero_optimization"]
     for offload in ["offload_param", "offload_optimizer"]:
@@ -56,7 +57,7 @@ def cases(name, folder):
     four = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
     yield f"four micro-batches of 1 x {LENGTH}", demo | four
     yield f"{more} for each tier", demo | tiers(more)
-    # The update may be made under backward, and rolled back.
+    # The update may be made under backward, speculatively.
     tried = demo | {"artesian": {"device_memory": least, "host_memory": least}}
     yield "default clipping", tried
     yield "clipped in every step", tried | {"gradient_clipping": 1e-6}
@@ -66,7 +67,7 @@ def cases(name, folder):
 
 
 def chosen(options, todo):
-    """Those that --plan-cases names, or all."""
+    """The cases named by --plan-cases, or all."""
     known = [words for words, _ in todo]
     for words in asked(options):
         if words not in known:
@@ -75,7 +76,7 @@ def chosen(options, todo):
 
 
 class Job:
-    """What is planned and run; files of its own in the work folder, removed at the end."""
+    """A case to plan and run; its files are in the work folder, and removed at the end."""
 
     def __init__(self, options):
         self.options = options
@@ -107,7 +108,7 @@ class Job:
         return json.loads(self.output_of("artesian", "plan", *self.words(), "--json", "-"))
 
     def train(self):
-        """The measured steps' lines."""
+        """Log lines of the measured steps."""
         flags = ["--data", self.tokens, "--init", "--seed", 1, "--steps", STEPS, "--quiet"]
         self.output_of("artesian", "train", *self.words(), *flags, "--log-jsonl", self.log)
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -120,15 +121,16 @@ class Job:
 
 
 def seconds_of(planned, lines, clipping):
-    """What is planned for these steps, of which some are clipped and roll back what they tried."""
+    """Predicted seconds of these steps, some of which are clipped and roll back their speculative
+    update."""
     clipped = statistics.mean(0.0 < clipping < line.get("grad_norm", 0.0) for line in lines)
     seconds = planned["step"]["seconds"]
     return seconds + clipped * (planned["step"].get("clipped_seconds", seconds) - seconds)
 
 
 def compare(before, lines, after, config):
-    """One round: seconds of both, and the bytes that are not as planned; nothing of these where
-    they depend on time."""
+    """Compares one round: seconds of both, and bytes that differ from the plan; no bytes if they
+    depend on time."""
     planned = {link: before["bytes_per_step"][link]["total"] for link in LINKS}
     timely = config.get("artesian", {}).get("speculative_update", True)
     differ = [
@@ -174,7 +176,7 @@ def add_case(report, options, words, rounds):
 
 
 def measure(options, job, todo):
-    """The rounds of each case, every second one backwards."""
+    """Runs the rounds of all cases, every second round in reverse order."""
     found = {words: [] for words, _ in todo}
     for number in range(options.plan_rounds):
         for words, config in todo if number % 2 == 0 else reversed(todo):

@@ -1,7 +1,7 @@
-"""Part `ranks`: what it costs to share a step among processes. Two ranks with one thread each,
-which torchrun starts, beside one rank with two threads, with the same global batch; and beside
-DeepSpeed with two ranks over Gloo, stage 2, its optimizer in host memory. Everyone runs several
-times, in turn, and has the losses of the others, but for what the number of threads changes."""
+"""Part `ranks`: the cost of dividing a step among processes. Two ranks with one thread each,
+started by torchrun, are compared with one rank with two threads and the same global batch, and with
+DeepSpeed with two ranks over Gloo, stage 2, optimizer in host memory. All run several times, in
+turn, and must have equal losses, except for the effect of the number of threads."""
 
 import json
 import os
@@ -16,14 +16,16 @@ import step_jobs
 from report import ROOT, median_ratio, say, spread
 from step import Failed, result_in, two_cores
 
-CASES = {  # words, config without batch sizes
+CASES = {  # description, config without batch sizes
     "bf16_cpu": ("bf16, stage 2, optimizer on cpu", "bf16", "cpu"),
     "bf16_nvme": ("bf16, stage 2, optimizer on nvme", "bf16", "nvme"),
     "fp32": ("fp32, stage 2, nothing offloaded", "fp32", None),
 }
 DEEPSPEED_CASE = "bf16_cpu"
 AIM, DEEPSPEED_AIM = 1.25, 2.0
-LOSSES_WITHIN = 0.01  # more threads add in another order, DeepSpeed and Python in other kernels
+# tolerance: the number of threads changes the order of additions, and DeepSpeed and Python use
+# other kernels
+LOSSES_WITHIN = 0.01
 RANKS = 2
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
 
@@ -36,8 +38,8 @@ def estimate(options):
 
 
 def config_of(case, micro_batch, ranks, swap):
-    """The same global batch whatever the number of ranks. Memory for all of it: what is measured
-    is what ranks add, not what lies where."""
+    """The same global batch for any number of ranks. All state is in memory, as the cost of ranks
+    is measured, not that of placement."""
     _, dtype, optimizer = CASES[case]
     zero = {"stage": 2}
     if optimizer is not None:
@@ -63,7 +65,7 @@ class Runner:
         self.steps = options.warm_up + options.ranks_steps
 
     def run(self, case, who):
-        """Of each step seconds and loss. `who`: one, ranks, python or deepspeed."""
+        """Seconds and loss of each step. `who`: one, ranks, python or deepspeed."""
         shutil.rmtree(self.swap, ignore_errors=True)
         self.swap.mkdir()
         model, tokens = step_jobs.prepare(self.options.ranks_model, self.work)
@@ -122,7 +124,7 @@ class Runner:
         if who == "deepspeed":
             python, variables = self.environment.python, self.environment.variables()
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-                del variables[name]  # torchrun's own
+                del variables[name]  # set by torchrun itself
         else:
             variables["PYTHONPATH"] = str(self.options.programs.parent / "python")
         variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -159,7 +161,7 @@ def contestants(case, options, environment):
 
 
 def measure_case(report, runner, case, names, rounds):
-    """Name -> all steps of its rounds, the first of them without the warm-up."""
+    """Name -> steps of all rounds, without the first round's warm-up."""
     warm_up = runner.options.warm_up
     found, losses = {}, {}
     for number in range(rounds):

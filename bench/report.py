@@ -1,15 +1,15 @@
-"""What a benchmark's part hands over: results, ratios and tables; see Report.write for the files.
+"""The output of a benchmark's part: results, ratios and tables; see Report.write for the files.
 
 A result is one dictionary, and one line of bench/out/PART.jsonl:
 
     name, parameters   what was measured
-    bytes              moved by one repeat; null where that says nothing
+    bytes              moved by one repeat; null if not meaningful
     seconds            of a repeat: min, median, max, and `all` in the order of measuring
     direct             whether files were opened with O_DIRECT; null without files
     file_system, device, commit, configuration     where; `configuration` is a hash of name and
                        parameters, by which lines of different runs are matched
 
-and whatever else the part has to say about it."""
+and further fields of the part."""
 
 import hashlib
 import json
@@ -35,14 +35,16 @@ def summary(values):
 
 
 def paired_ratio(numerators, denominators):
-    """Summary of the quotients of what was measured back to back: drift of the machine cancels."""
+    """Summary of quotients of pairs measured back to back, in which drift of the machine
+    cancels."""
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} and {len(denominators)} repeats are not pairs")
     return summary(a / b for a, b in zip(numerators, denominators))
 
 
 def median_ratio(numerators, denominators):
-    """Quotient of the medians, where repeats are not pairs; min and max are the furthest apart."""
+    """Quotient of medians, for repeats that are not pairs; min and max are the extreme
+    quotients."""
     return {
         "min": min(numerators) / max(denominators),
         "median": statistics.median(numerators) / statistics.median(denominators),
@@ -51,7 +53,7 @@ def median_ratio(numerators, denominators):
 
 
 def spread(values, digits=2):
-    """A table's cell: median (min..max)."""
+    """Formats a table cell: median (min..max)."""
     low, middle, high = (f"{values[key]:.{digits}f}" for key in ("min", "median", "max"))
     return f"{middle} ({low}..{high})"
 
@@ -68,7 +70,7 @@ def commit():
 
 
 def mount_of(folder):
-    """(device, file system) that hold the folder."""
+    """(device, file system) of the folder."""
     folder = os.path.realpath(folder)
     best = ("", "unknown", "unknown")
     for line in pathlib.Path("/proc/self/mounts").read_text().splitlines():
@@ -95,7 +97,7 @@ def machine():
 
 
 class Report:
-    """One part's results. `folder` is where its files lie, for the name of their disk."""
+    """The results of one part. `folder`: where its files are, to record their disk."""
 
     def __init__(self, part, folder):
         self.part = part
@@ -121,7 +123,7 @@ class Report:
         return self.results[-1]
 
     def ratio(self, name, values, aim=None):
-        """`name` says what is divided by what; `aim`: what the ratio is to reach, if anything."""
+        """`name` describes the quotient; `aim`: its target, if any."""
         self.ratios.append({"name": name, **values, "aim": aim})
         return values
 
@@ -130,7 +132,7 @@ class Report:
         print(f"\n{self.tables[-1]}", flush=True)
 
     def note(self, text):
-        """What is missing or must be known to read the tables."""
+        """Adds a remark, such as what is missing, that readers of the tables need."""
         self.notes.append(text)
         say(f"{self.part}: {text}")
 
@@ -147,7 +149,8 @@ class Report:
         }
 
     def write(self, folder):
-        """PART.json with everything, PART.jsonl with a line per result, PART.md with the tables."""
+        """Writes PART.json with everything, PART.jsonl with a line per result, and PART.md with the
+        tables."""
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.part}.json").write_text(json.dumps(self.as_json(), indent=1) + "\n")

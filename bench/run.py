@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs benchmarks side by side and writes what they found: see `make bench` and `--help`.
+"""Runs benchmarks side by side and writes their results: see `make bench` and `--help`.
 
 Each part is a module with estimate(options) -> words and run(report, options, programs); report.py
-says what the files hold. Nothing here judges: ratios are printed beside their aims."""
+describes the files. Ratios are printed beside their aims, without judging them."""
 
 import argparse
 import importlib
@@ -82,7 +82,7 @@ def parse(arguments):
 def main(arguments):
     options = parse(arguments)
     sys.dont_write_bytecode = True
-    # What is measured is ended, and what was changed on the machine restored, before we go.
+    # On a signal, ends the running measurement and restores the machine's settings before exiting.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     options.work.mkdir(parents=True, exist_ok=True)

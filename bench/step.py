@@ -1,9 +1,9 @@
-"""Part `step`: the training step of GPT-2 with everything on NVMe, ours, from C++ and from Python,
-beside DeepSpeed's and beside plain PyTorch in RAM; from the same weights, on the same tokens, on
-the same two cores.
+"""Part `step`: the training step of GPT-2 with everything on NVMe, with Artesian from C++ and from
+Python, with DeepSpeed, and with plain PyTorch in RAM; with the same weights and tokens, on the same
+two cores.
 
-Every contestant runs alone, in a process of its own, several times (rounds) where the machine gives
-the time; the order changes from round to round, so that a drifting machine disturbs all alike."""
+Every contestant runs alone, in a separate process, in several rounds if there is time. The order
+changes from round to round, so that drift of the machine affects all alike."""
 
 import json
 import os
@@ -20,14 +20,16 @@ from report import ROOT, median_ratio, say, spread, summary
 from step_jobs import CONTESTANTS, MODELS, RIVALS
 
 MIB = 1 << 20
-STEP_SECONDS = {"124m": 32, "355m": 96, "tiny": 1}  # of all contestants together, two cores
-START_SECONDS = {"124m": 190, "355m": 350, "tiny": 110}  # of all processes, without the steps
+# seconds of a step, summed over all contestants, on two cores
+STEP_SECONDS = {"124m": 32, "355m": 96, "tiny": 1}
+# seconds of all processes without the steps
+START_SECONDS = {"124m": 190, "355m": 350, "tiny": 110}
 POLL = 0.02
 TIMEOUT = 3600
 
 
 class Failed(Exception):
-    """What a contestant said last."""
+    """A contestant failed; the text is its last output."""
 
 
 def plan(options):
@@ -50,7 +52,7 @@ def two_cores():
 
 
 def output_of(command, env=None):
-    """What it prints, run to its end on two cores. Raises Failed with what it said last."""
+    """Output of a command, run to its end on two cores. Raises Failed with its last line."""
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, preexec_fn=two_cores, env=env
     )  # fmt: skip
@@ -60,7 +62,7 @@ def output_of(command, env=None):
 
 
 def result_in(output):
-    """Of the last line "RESULT " and JSON; None without one."""
+    """The JSON in the last line "RESULT ..."; None if there is none."""
     found = [line for line in output.splitlines() if line.startswith("RESULT ")]
     return json.loads(found[-1].removeprefix("RESULT ")) if found else None
 
@@ -72,8 +74,8 @@ def process_io(pid):
 
 
 def watch(process, log):
-    """The steps of a run of ours as they appear in its log, each with the clock and the kernel's
-    count of bytes at that moment. A process that failed ends the list early."""
+    """The steps of an artesian run as they appear in its log, each with the time and the kernel's
+    byte counts at that moment. If the process fails, the list is shorter."""
     seen, pending = [], ""
     while not log.exists() and process.poll() is None:
         time.sleep(POLL)
@@ -93,8 +95,9 @@ def watch(process, log):
 
 
 def checks(seen, first):
-    """Our own figures over those from outside, from the end of step `first` on: time by the clock,
-    bytes by /proc/PID/io. The last step is left out, since a digest of all state comes with it."""
+    """Artesian's own figures divided by external measurements, from the end of step `first` on:
+    time by the clock, bytes from /proc/PID/io. The last step is left out, as it includes a digest
+    of all state."""
     middle = [entry for entry in seen[first - 1 : -1] if entry[2] != (0, 0)]
     if len(middle) < 2:
         return {}
@@ -120,7 +123,7 @@ class Runner:
         self.swap = self.work / "swap"
 
     def run(self, contestant, name, steps, warm_up):
-        """What step_worker.py prints; for ours made from its log."""
+        """The output of step_worker.py; for artesian the same, made from its log."""
         model, tokens = step_jobs.prepare(name, self.work)
         shutil.rmtree(self.swap, ignore_errors=True)
         self.swap.mkdir()
@@ -198,7 +201,7 @@ class Runner:
 
 
 def end(process):
-    """Whatever ends us ends what we started."""
+    """When this process ends, for whatever reason, its children must end."""
     if process.poll() is None:
         process.kill()
     process.wait()
@@ -210,8 +213,8 @@ def chosen(options, environment):
 
 
 def rounds_of(names, rounds):
-    """The order of each round: every second one is the last in reverse, so that all have the same
-    mean place; the pairs begin with another contestant each time."""
+    """The order of each round: every second round reverses the previous one, so that all
+    contestants have the same mean position; each pair of rounds begins with a different one."""
     for number in range(rounds):
         turn = number // 2 % len(names)
         order = names[turn:] + names[:turn]

@@ -16,11 +16,11 @@ MODELS = {  # layers, hidden, heads, vocabulary; budget of each of our tiers
 }
 LENGTH = 128
 CLIPPING = 1.0
-# No update waits for the last gradient of its step.
+# A config in which no update waits for the last gradient of its step.
 FREE = {"gradient_clipping": 0.0, "bf16": {"enabled": True, "check_grad_overflow": False}}
-SETTLED = 3  # steps after which an engine of ours measures nothing more to decide by
+SETTLED = 3  # after this many steps an artesian engine has finished its measurements and decisions
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-# Of matrices in blocks; OPTIMIZER of all else. In bf16, as torch.optim.Muon.
+# Muon for matrices in blocks, OPTIMIZER for all other parameters. In bf16, as torch.optim.Muon.
 MUON = {"muon_lr": 0.01, "adam_lr": OPTIMIZER["lr"], "momentum": 0.95, "ns_method": "standard"}
 AIO = {
     "block_size": 1 << 20,
@@ -33,9 +33,9 @@ AIO = {
 @dataclasses.dataclass(frozen=True)
 class Contestant:
     words: str
-    kind: str  # artesian, python (its package, with Hugging Face's model), torch or deepspeed
+    kind: str  # artesian, python (its package with Hugging Face's model), torch or deepspeed
     dtype: str
-    setting: str = ""  # of DeepSpeed; ours: "two" folders, all in "ram"
+    setting: str = ""  # of DeepSpeed; for artesian: "two" folders, or everything in "ram"
     clipped: bool = True
     optimizer: str = "AdamW"
 
@@ -48,7 +48,7 @@ CONTESTANTS = {
         "DeepSpeed fp32, optimizer on NVMe, parameters in RAM", "deepspeed", "fp32", "ram"
     ),
     "artesian_bf16": Contestant("Artesian bf16, offloaded to NVMe", "artesian", "bf16"),
-    # Of one disk: nothing to gain, and what dividing costs shows.
+    # Two folders on one disk: no gain is possible, so the cost of dividing shows.
     "artesian_bf16_two": Contestant(
         "Artesian bf16, over two folders of the disk", "artesian", "bf16", "two"
     ),
@@ -91,7 +91,7 @@ CONTESTANTS = {
         "PyTorch bf16, Muon, fp32 master, all in RAM", "torch", "bf16", optimizer="Muon"
     ),
 }
-# Each of ours, and with what it is compared.
+# Each of our contestants, and its rivals.
 RIVALS = {
     "artesian_fp32": ["torch_fp32", "deepspeed_fp32"],
     "artesian_bf16": ["torch_bf16", "deepspeed_lim", "deepspeed_mid"],
@@ -109,7 +109,7 @@ RIVALS = {
 
 
 def per_model(text):
-    """Model -> number, of "124m=2,355m=1", or of one number for all. Errors: ValueError and
+    """Model -> number, from "124m=2,355m=1", or from one number for all. Errors: ValueError and
     ArgumentTypeError, for argparse."""
     if text.isdigit():
         return dict.fromkeys(MODELS, int(text))
@@ -126,7 +126,8 @@ def expect_known(names, allowed):
 
 
 def some_of(allowed):
-    """Names, of "one,another", or none of "". Errors: ArgumentTypeError, for argparse."""
+    """Parses names, such as "one,another", or none for "". Errors: ArgumentTypeError, for
+    argparse."""
 
     def parse(text):
         names = [name.strip() for name in text.split(",") if name.strip()]
@@ -142,8 +143,8 @@ def largest_parameter(name):
 
 
 def deepspeed_config(contestant, name, folder):
-    """What was found to work and to be fastest with 0.19.8: fp32 with parameters on NVMe does not,
-    nor does the default buffer count with two sub-groups in the pipeline."""
+    """The settings that work and are fastest with 0.19.8: fp32 with parameters on NVMe does not
+    work, nor does the default buffer count with two sub-groups in the pipeline."""
     nvme = {"device": "nvme", "nvme_path": str(folder)}
     zero = {"stage": 3, "sub_group_size": int(2e7), "offload_optimizer": dict(nvme)}
     if contestant.setting == "ram":
@@ -205,7 +206,7 @@ def our_config(contestant, name, folder):
 
 
 def write_tokens(name, path):
-    """Tokens of which few are common, so that the loss moves within ten steps."""
+    """Tokens of which few are common, so that the loss changes within ten steps."""
     vocabulary = MODELS[name][3]
     draw = random.Random(1)
     tokens = [min(int(draw.paretovariate(1.0)) - 1, vocabulary - 1) for _ in range(32 * LENGTH + 1)]
@@ -228,7 +229,7 @@ def write_model(name, folder):
 
 
 def model_of(name, folder):
-    """A directory without weights: they come from a seed."""
+    """A directory without weights, which are made from a seed."""
     layers, hidden, heads, vocabulary, _ = MODELS[name]
     shape = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocabulary}
     dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
@@ -239,10 +240,10 @@ def model_of(name, folder):
 
 
 def prepare(name, work):
-    """(model directory, token file), made if they are not there."""
+    """(model directory, token file), created if needed."""
     model, tokens = pathlib.Path(work) / f"gpt2-{name}", pathlib.Path(work) / f"tokens-{name}.bin"
     if not (model / "complete").exists():
-        # In a process of its own, so that ours stays small.
+        # In a separate process, so that this one stays small.
         subprocess.run([sys.executable, __file__, name, str(model)], check=True)
         (model / "complete").touch()
     write_tokens(name, tokens)

@@ -1,16 +1,15 @@
-"""Trains GPT-2 of Hugging Face's in plain PyTorch, in DeepSpeed or in Artesian's Python package and
+"""Trains Hugging Face's GPT-2 with plain PyTorch, DeepSpeed or Artesian's Python package, and
 prints one JSON object; run by step.py.
 
     step_worker.py JOB.json
 
-The job says: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
+The job contains: kind (torch, deepspeed or python), model (Hugging Face directory), tokens (uint16
 file), length, steps, dtype (fp32 or bf16), optimizer (arguments of AdamW), muon (of the blocks'
 matrices, if Muon updates those), clipping and, for an engine, its configuration; samples of a
-micro-batch and threads, if not 1 and 2. GELU is the one operator that it is in our own models, for
-all. A micro-batch a step, in the order of the file; of several ranks that torchrun has started,
-each has its own. Bytes are those of /proc/self/io, which counts direct I/O of all threads; the
-peak of memory is that of the steps alone (the mark is reset after set-up), beside that of the whole
-process."""
+micro-batch and threads, if not 1 and 2. All use the same GELU operator as our own models. Each step
+has one micro-batch, in the order of the file; with several ranks started by torchrun, one per rank.
+Bytes are those of /proc/self/io, which counts direct I/O of all threads. Peak memory is reported
+for the steps alone (the mark is reset after set-up) and for the whole process."""
 
 import json
 import os
@@ -30,7 +29,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def batches(tokens, length, samples, rank, ranks):
-    """Those of one rank: every batch is a run of samples, and every ranks-th is its own."""
+    """The batches of one rank: each batch is a run of samples, and every ranks-th belongs to this
+    rank."""
     number = rank * samples
     while True:
         starts = [(number + i) % ((len(tokens) - 1) // length) * length for i in range(samples)]
@@ -64,12 +64,12 @@ def loss_of(model, ids, targets):
 
 class Trainer:
     def figures(self):
-        """What else there is to say of the step that has just been made."""
+        """Further figures of the step that was just made."""
         return {}
 
 
 class Plain(Trainer):
-    """Everything in RAM. In bf16 the optimizer works on an fp32 copy of the weights."""
+    """Everything in RAM. In bf16 the optimizer uses an fp32 copy of the weights."""
 
     def __init__(self, model, job):
         self.model, self.clipping = model, job["clipping"]
@@ -161,7 +161,7 @@ def train(job):
         made = {"seconds": seconds, "loss": loss, "read": moved[0], "written": moved[1]}
         steps.append(made | trainer.figures())
     in_steps = peak_memory()
-    if RANKS > 1:  # of the whole batch
+    if RANKS > 1:  # over the whole batch
         losses = torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
         torch.distributed.all_reduce(losses)
         for step, loss in zip(steps, (losses / RANKS).tolist()):
@@ -176,7 +176,7 @@ def main():
     result = train(job)
     if RANK != 0:
         return
-    # On a line of its own: DeepSpeed writes to stdout, too.
+    # On a separate line, because DeepSpeed also writes to stdout.
     print("\nRESULT " + json.dumps(result), flush=True)
 
 

@@ -1,9 +1,10 @@
-"""Part `trainer`: one script for Hugging Face's Trainer, byte for byte the same, with PyTorch
-in RAM, with DeepSpeed and with Artesian: seconds of a step, peak memory, losses.
+"""Part `trainer`: the same unchanged script for Hugging Face's Trainer with PyTorch in RAM, with
+DeepSpeed and with Artesian: seconds per step, peak memory, losses.
 
-GPT-2 in fp32. The config that both engines get has parameters in RAM and the optimizer on NVMe:
-DeepSpeed cannot train fp32 with parameters on NVMe on a CPU. With those on NVMe, too, we run alone.
-Each runs in a process of its own, in an order that changes from round to round."""
+GPT-2 in fp32. Both engines get a config with parameters in RAM and the optimizer on NVMe, since
+DeepSpeed cannot train fp32 with parameters on NVMe on a CPU. With parameters on NVMe, too, only
+Artesian runs. Each contestant runs in a separate process, in an order that changes from round to
+round."""
 
 import json
 import os
@@ -18,8 +19,8 @@ from report import ROOT, median_ratio, say, spread
 from step import result_in, two_cores
 
 MIB = 1 << 20
-WARM_UP = 5  # steps that are not counted: page faults, the engine's measurements
-CONTESTANTS = {  # words, config
+WARM_UP = 5  # steps not counted, because of page faults and the engine's measurements
+CONTESTANTS = {  # description, config
     "torch": ("Trainer, all in RAM", None),
     "deepspeed": ("DeepSpeed, parameters in RAM, optimizer on NVMe", "cpu"),
     "artesian": ("Artesian, the same config, as much in memory as fits", "cpu"),
@@ -33,7 +34,7 @@ def estimate(options):
 
 
 def config_of(model, params, swap):
-    """What DeepSpeed and we get; where we run alone, with budgets of ours."""
+    """The config of DeepSpeed and Artesian; if only Artesian runs, with its budgets."""
     nvme = {"device": "nvme", "nvme_path": str(swap)}
     param = nvme | {"max_in_cpu": 0} if params == "nvme" else {"device": "cpu"}
     small = dict.fromkeys(["device_memory", "host_memory"], step_jobs.MODELS[model][4])

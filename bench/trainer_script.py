@@ -1,6 +1,6 @@
-"""A script for Hugging Face's Trainer, the same for plain PyTorch, DeepSpeed and Artesian; which of
-them has the state is decided by --deepspeed CONFIG and by who answers to DeepSpeed's name. Prints
-one line, "RESULT " and JSON: seconds and loss of each step, and what memory it took."""
+"""A script for Hugging Face's Trainer, the same for plain PyTorch, DeepSpeed and Artesian.
+--deepspeed CONFIG, and the package imported as deepspeed, decide which one trains. Prints one line,
+"RESULT " and JSON: seconds and loss of each step, and the memory used."""
 
 import argparse
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Shows what `aio_bench tune` is worth: python3 bench/tune_check.py --path DIR
+"""Checks the quality of `aio_bench tune`: python3 bench/tune_check.py --path DIR
 
 Measures the whole grid (`aio_bench tune --exhaustive`), then lets tune choose within its budget,
-and measures the grid's best and tune's choice again head to head, in turn, with `aio_bench run`.
-Prints one JSON object; exit code 1 where tune's choice is more than 3% slower by the median of the
-pairs, or took 90 seconds or more. The score of a pair is that of tune: the harmonic mean of read,
-write and mixed GB/s. Only a quiet machine can tell 3%: --pairs says how often, the spread is
-printed."""
+and compares the grid's best with tune's choice head to head, in turn, with `aio_bench run`. Prints
+one JSON object; the exit code is 1 if tune's choice is more than 3% slower by the median of the
+pairs, or took 90 seconds or more. The score of a pair is tune's: the harmonic mean of read, write
+and mixed GB/s. Only a quiet machine can resolve 3%: --pairs sets the number of pairs, and the
+spread is printed."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ def say(message):
 
 
 def tune(options, *arguments):
-    """(what tune says, seconds it took)."""
+    """(output of tune, seconds it took)."""
     command = [options.program, "tune", "--path", options.path, "--size", options.size]
     command += ["--json", "-", *map(str, arguments)]
     begin = time.monotonic()
@@ -56,7 +56,7 @@ def harmonic_mean(rates):
 
 
 def score_pair(options, settings, first):
-    """Scores of both, operation by operation, who begins being `first`."""
+    """Scores of both, operation by operation, beginning with `first`."""
     rates = {name: [] for name in settings}
     order = sorted(settings, key=lambda name: name != first)
     for operation in OPERATIONS:
@@ -85,7 +85,7 @@ def check(options):
     settings = {"grid": settings_of(grid), "tune": settings_of(chosen)}
     scores = head_to_head(options, settings)
     share = paired_ratio(scores["tune"], scores["grid"])
-    # The same settings are the same whatever noise says of them.
+    # Equal settings are equally good, whatever the noise.
     good = settings["grid"] == settings["tune"] or share["median"] >= SHARE_MIN
     return {
         "settings": settings,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the wheel artesian-deepspeed: the scripts `deepspeed` and `ds_report`, and a marker by
-which Artesian answers for DeepSpeed in the whole environment that the wheel is installed into.
+"""Makes the wheel artesian-deepspeed: the scripts `deepspeed` and `ds_report`, and a marker that
+makes Artesian answer for DeepSpeed in the whole environment into which the wheel is installed.
 
     dev/deepspeed_wheel.py FOLDER     writes FOLDER/artesian_deepspeed-VERSION-py3-none-any.whl
 """
@@ -19,7 +19,7 @@ VERSION = re.search(
 FACTS = f"artesian_deepspeed-{VERSION}.dist-info"
 
 FILES = {
-    # Read by Python when it starts. ARTESIAN_AS_DEEPSPEED=0 switches it off.
+    # Python reads this file when it starts. ARTESIAN_AS_DEEPSPEED=0 disables it.
     "artesian_deepspeed.pth": (
         'import os; os.environ.setdefault("ARTESIAN_AS_DEEPSPEED", "installed") in '
         '("1", "installed") and __import__("artesian.deepspeed")\n'

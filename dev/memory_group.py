@@ -1,4 +1,4 @@
-"""A memory control group for programs that tests and benchmarks start."""
+"""A memory control group for programs started by tests and benchmarks."""
 
 import contextlib
 import os
@@ -7,8 +7,9 @@ import pathlib
 
 @contextlib.contextmanager
 def memory_group(size):
-    """Of this size, of either version: a function for `preexec_fn` that enters it; None where none
-    can be made. The group must be left by all when this ends."""
+    """A memory control group of this size, of either version. Yields a function for `preexec_fn`
+    that enters the group; None if none can be made. All processes must have left the group at the
+    end."""
     for root, limit in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
                         ("/sys/fs/cgroup", "memory.max")]:  # fmt: skip
         group = pathlib.Path(root, f"artesian-{os.getpid()}")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Says which lines of the Python package no test would miss: make mutants
+"""Mutation testing: finds lines of the Python package that no test checks: make mutants
 
 Draws lines of python/artesian at random, changes one thing in each (an operator, a constant, a
-branch, a statement that goes), and runs the tests that cover the line, the cheapest first, until
-one fails. A mutant that no test notices is printed with its diff. Not a part of CI.
+branch, a removed statement), and runs the tests that cover the line, the cheapest first, until one
+fails. A mutant that no test notices is printed with its diff. Not a part of CI.
 
 Two stages, both in the folder --work (build/mutants), on a copy of build/python:
-1. `map/`: which test covers which line, and how long it takes, by coverage: a file for each test
-   file, made anew when that or the package has changed, or with --map. Tests that fail without a
-   change, or are skipped, are left out.
+1. `map/`: which test covers which line, and how long it takes, by coverage: one file per test
+   file, remade when the test file or the package has changed, or with --map. Tests that fail
+   without a change, or are skipped, are left out.
 2. The mutants. torch is loaded once; each mutant's tests run in a fork of that process.
 
     make mutants ARGUMENTS="--count 100 --seed 7"        the seed is printed if it is not given
@@ -55,10 +55,10 @@ OPERATORS = {
 
 @dataclasses.dataclass
 class Mutant:
-    path: str  # below python/artesian
+    path: str  # path below python/artesian
     line: int
     what: str
-    source: str  # of the whole file
+    source: str  # text of the whole file
     in_function: bool = True
 
 
@@ -67,7 +67,7 @@ def is_docstring(node):
 
 
 def changes_of(node):
-    """Pairs of what is changed and a function that does so to the node's copy."""
+    """Pairs of a description and a function that applies the change to a copy of the node."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         yield "comparison", lambda n: setattr(n, "ops", [COMPARISONS[type(n.ops[0])](), *n.ops[1:]])
     if isinstance(node, ast.BoolOp):
@@ -91,7 +91,7 @@ def changes_of(node):
 
 
 def replaced(node):
-    """A statement that does nothing in place of this one, or None."""
+    """A statement without effect to replace this one, or None."""
     dropped = (ast.Raise, ast.AugAssign, ast.Delete)
     is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     is_member = isinstance(node, ast.Assign) and isinstance(
@@ -106,14 +106,14 @@ def replaced(node):
     return None
 
 
-# Keywords that guard programmers against themselves, or are only told.
+# Keywords that only guard against programming mistakes, or only change messages.
 TOLD = {"strict", "frozen", "help", "metavar", "description", "prog"}
-# Functions whose texts name what is wrong.
+# Functions whose texts are only messages or names.
 NAMING = ("Error", "Exception", "getLogger", "TypeVar", "_is", "_number", "_whole", "whole")
 
 
 def skipped(node):
-    """True for what is not run, or only told: annotations, messages, imports."""
+    """True for code that does not run or only makes messages: annotations, messages, imports."""
     if isinstance(node, ast.keyword) and node.arg in TOLD:
         return True
     if isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr) or is_docstring(node):
@@ -129,7 +129,7 @@ def as_list(value):
 
 
 def places(tree):
-    """Each node that runs."""
+    """Yields each node that runs."""
     todo = [tree]
     while todo:
         for field, value in ast.iter_fields(todo.pop()):
@@ -165,7 +165,7 @@ def mutants_of(path, text):
 
 
 def with_node(lines, child, node):
-    """The text of the file with a node in place of another."""
+    """The text of the file with one node replaced."""
     ast.fix_missing_locations(ast.copy_location(node, child))
     compound = isinstance(child, ast.If | ast.While)
     old = child.test if compound else child
@@ -181,7 +181,7 @@ def with_node(lines, child, node):
 def compiles(mutant):
     try:
         compile(mutant.source, mutant.path, "exec")
-    except SyntaxError:  # a word that is a keyword's name, a part of an f-string
+    except SyntaxError:  # for example a keyword's name, or a part of an f-string
         return False
     return True
 
@@ -190,7 +190,7 @@ def compiles(mutant):
 
 
 def make_copy(build, folder):
-    """A build folder whose package is a copy, and whose programs are those of `build`."""
+    """Makes a build folder whose package is a copy, and whose programs are those of `build`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for entry in build.iterdir():
@@ -219,7 +219,7 @@ if "MUTANTS_COVERAGE" in os.environ and "PYTEST_CURRENT_TEST" in os.environ:
 
 
 class Recorder:
-    """A plugin of pytest: coverage by test, and how long each took."""
+    """A plugin of pytest: records coverage and duration of each test."""
 
     def __init__(self, coverage_):
         self.coverage = coverage_
@@ -236,7 +236,7 @@ class Recorder:
 
 
 def record(files, folder, target):
-    """In a process of its own: runs test files and adds what they cover to the map `target`."""
+    """In a separate process: runs test files and adds their coverage to the map `target`."""
     import coverage
     import pytest
 
@@ -267,7 +267,8 @@ def record(files, folder, target):
 
 
 def in_child(function, *arguments, limit):
-    """Runs it in a fork of this process; its exit code, or None after `limit` seconds."""
+    """Runs the function in a fork of this process; returns its exit code, or None after `limit`
+    seconds."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -300,13 +301,15 @@ def merged(maps):
 
 
 def map_of(work, folder, names):
-    """The map, of all test files that use the package, each once: what a file gave is kept."""
+    """The map of all test files that use the package; files that have not changed are not run
+    again."""
     found = []
     python = folder / "python"
     changed = max(path.stat().st_mtime for path in PACKAGE.rglob("*.py"))
     (python / "covered_child.py").write_text(CHILD)
     (python / "sitecustomize.py").write_text("import covered_child\n")
-    (python / "covered.pth").write_text("import covered_child\n")  # hf.py has its own of the former
+    # hf.py has its own copy of this file
+    (python / "covered.pth").write_text("import covered_child\n")
     for file in sorted(TESTS.glob("*_test.py")):
         if not USES_PACKAGE.search(file.read_text()) or (names and file.stem not in names):
             continue
@@ -326,8 +329,8 @@ def map_of(work, folder, names):
 
 
 def tests_of(mutant, known, budget):
-    """The tests that cover the line, the cheapest first, for about so many seconds; and whether
-    these are all. A line that an import runs is covered by whoever covers its file."""
+    """The tests that cover the line, cheapest first, for about this many seconds; and whether these
+    are all. A line that runs at import counts as covered by all tests that cover its file."""
     by_line = known["lines"].get(mutant.path, {})
     everybody = sorted({test for tests in by_line.values() for test in tests})
     ids = by_line.get(mutant.line, []) if mutant.in_function else everybody
@@ -343,18 +346,18 @@ def tests_of(mutant, known, budget):
 
 
 def run_tests(tests, log):
-    """In a fork. 0: they pass."""
+    """Runs tests in a fork. 0: they pass."""
     import pytest
 
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.chdir(TESTS)  # whose pytest.ini names of tests are relative to
+    os.chdir(TESTS)  # names of tests are relative to its pytest.ini
     return int(pytest.main(["-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests]))
 
 
 def judge(mutant, known, folder, budget):
-    """How it was noticed, or "survived", "not covered"."""
+    """How the mutant was noticed, or "survived", or "not covered"."""
     tests, whole, seconds = tests_of(mutant, known, budget)
     if not tests:
         return "not covered", ""
@@ -375,7 +378,7 @@ def judge(mutant, known, folder, budget):
 
 
 def load_first():
-    """What every test loads, and no mutant changes."""
+    """Loads what every test loads and no mutant changes."""
     import numpy  # noqa: F401
     import pytest  # noqa: F401
     import torch  # noqa: F401
@@ -385,7 +388,7 @@ def load_first():
 
 
 def drawn(arguments, sources):
-    """The mutants: of N lines drawn at random one each, or all of the lines that are named."""
+    """The mutants: one each for N lines drawn at random, or all mutants of the given lines."""
     everything = [m for path, text in sources.items() for m in mutants_of(path, text)]
     by_line = collections.defaultdict(list)
     for mutant in everything:

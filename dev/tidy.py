@@ -2,12 +2,12 @@
 """Checks the rules of the tree that a compiler does not: python3 dev/tidy.py [ROOT]
 
 With --words it prints, for each page of documentation, how many words it has and how many of its
-sentences have more than 25, as figures: there is no limit.
+sentences have more than 25; these are only figures, not limits.
 
-Prints one line per fault, "path:line: what is wrong", and exits with 1 if there is any. Where a
-limit is in the way, split the file or function. C++ is not parsed but read by heuristics that rely
-on clang-format's layout. Standard library only, so that it runs before anything is installed;
-tests/python/tidy_test.py plants each fault.
+Prints one line per fault, "path:line: what is wrong", and exits with 1 if there are any. If a file
+or function exceeds a limit, split it. C++ is not parsed: heuristics rely on clang-format's layout.
+It uses only the standard library, so that it runs before anything is installed.
+tests/python/tidy_test.py checks that each kind of fault is found.
 """
 
 import ast
@@ -17,14 +17,14 @@ import subprocess
 import sys
 
 LINES_MAX = 800
-LINES_MAX_OF = {"zero_to_fp32.py": 900}  # every checkpoint carries it, as one file
+LINES_MAX_OF = {"zero_to_fp32.py": 900}  # stored with every checkpoint, as one file
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
-SENTENCE_WORDS = 25  # beyond, a sentence counts as long: --words
+SENTENCE_WORDS = 25  # longer sentences count as long in --words
 
-# What each room may include, besides itself: rooms by name, a folder's name standing for all of its
-# rooms, and single headers. A file belongs to the deepest room above it. tests/ and bench/ may
-# include everything.
+# What each room may include besides itself: names of rooms, names of folders (all rooms in them),
+# and single headers. A file belongs to the deepest room above it. tests/ and bench/ may include
+# everything.
 LAYERS = {"base", "aio", "comm", "pinned", "kernels", "tiering"}
 MAY_INCLUDE = {
     "base": set(),
@@ -36,14 +36,14 @@ MAY_INCLUDE = {
     "tiering/device": {"base", "kernels", "pinned"},
     "tiering": LAYERS,
     "zero3/config": {"base", "aio/engine.h"},
-    # The orders of a step know what is where, and nothing of who decides or moves it.
+    # The orders of a step know where state is, but not who decides that or moves it.
     "zero3/flow": {"base", "tiering/ring_order.h", "zero3/plan/placement.h"},
     "zero3/plan": {
         *("base", "zero3/config", "zero3/flow", "aio/priority.h", "kernels/gradient.h"),
         *("pinned/free_list.h", "tiering/ring_order.h", "tiering/route.h", "tiering/tier.h"),
         *("tiering/unit_slots.h", "tiering/disk/stripe.h", "tiering/snapshot_block.h"),
     },
-    # The state and its passes come below checkpoints, and these below the step that saves them.
+    # The state and its passes are below checkpoints, which are below the step that saves them.
     "zero3/checkpoint": LAYERS
     | {
         *("zero3/config", "zero3/flow", "zero3/plan", "zero3/step/optimizer.h"),
@@ -67,7 +67,7 @@ FOLDERS = {room.split("/")[0] for room in MAY_INCLUDE} | {"tests", "bench", "dev
 WITHOUT_TORCH = LAYERS | {
     *("zero3/config", "zero3/flow", "zero3/plan", "zero3/step", "zero3/checkpoint"),
 }
-# Rooms that only decide: no thread, file, clock or tensor.
+# Rooms that only make decisions: no threads, files, clocks or tensors.
 PURE = {"zero3/config", "zero3/flow", "zero3/plan"}
 IMPURE_HEADERS = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|atomic|future|chrono|fstream|filesystem|"
@@ -87,7 +87,7 @@ REGISTRY = re.compile(
     r"\b(pypi\.or[g]|pythonhosted\.or[g]|(deb|snapshot|security)\.debian\.or[g]|"
     r"download\.pytorch\.or[g]|anaconda\.or[g]|registry\.npmjs\.or[g])\b"
 )
-# Code set in by more than one blank after // is an example in a header, which is welcome.
+# Code indented by more than one blank after // is an example in a header, which is allowed.
 DEAD_CPP = re.compile(
     r"^\s*// ?(return\b[^.]*;|[\w:.>-]+\([^()]*\);|[\w:][\w:<>*&.\[\] -]* = [^.]*;|[{}]|"
     r"(if|for|while|switch) \(.*\{|#\s*include\b.*)$"
@@ -104,7 +104,8 @@ PYTHON_ASSERTION = re.compile(r"^\s*assert\b|pytest\.raises", re.MULTILINE)
 
 
 def listed_files(root):
-    """Relative paths of what is tracked or about to be; of everything outside a git checkout."""
+    """Relative paths of all files that are tracked or about to be; outside a git checkout, of all
+    files."""
     if (root / ".git").exists():
         listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         command = ["git", "-C", root, *listing]
@@ -114,7 +115,7 @@ def listed_files(root):
 
 
 def room_of(path):
-    """The deepest room that holds the path, by its name, or None."""
+    """The name of the deepest room that contains the path, or None."""
     parts = path.split("/")
     names = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1))
     return next((name for name in names if name in MAY_INCLUDE), None)
@@ -169,7 +170,8 @@ def line_faults(path, lines):
 
 
 def blanked(text):
-    """C++ text with comments, strings and preprocessor lines replaced by blanks, lines kept."""
+    """C++ text with comments, strings and preprocessor lines replaced by blanks; line breaks are
+    kept."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|'
         r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*",
@@ -177,16 +179,17 @@ def blanked(text):
     )
 
     def blank(match):
-        # A digit separator (1'000) is not a character literal; its digits do not matter here.
+        # A digit separator (1'000) is not a character literal; the digits do not matter here.
         return re.sub(r"[^\n]", " ", match[0])
 
     return pattern.sub(blank, text)
 
 
 def cpp_functions(text):
-    """Yields (first line, last line) of each outermost function body with its signature."""
-    scopes = []  # of each open brace: "scope", "function", "inside" or "value"
-    declaration, start = "", 1  # text since the last finished declaration, and its first line
+    """Yields (first line, last line) of each outermost function, from its signature to the end of
+    its body."""
+    scopes = []  # for each open brace: "scope", "function", "inside" or "value"
+    declaration, start = "", 1  # text since the last complete declaration, and its first line
     previous, line = "\n", 1
     for character in blanked(text):
         if character == "{":
@@ -215,7 +218,7 @@ def brace_kind(scopes, declaration, previous):
         return "inside"
     words = declaration.strip()
     if not previous.isspace() or words.endswith(("=", ",", "(")):
-        return "value"  # a_{1}, = {1, 2}: the declaration goes on after it
+        return "value"  # a_{1}, = {1, 2}: the declaration continues after it
     if "(" not in words or SCOPE.match(words) or SCOPE_AT_END.search(words):
         return "scope"
     return "function"
@@ -254,7 +257,7 @@ def test_faults(path, text):
 
 
 def faults(root, path):
-    """Yields (line, message) for one file; binary files have none."""
+    """Yields (line, message) for one file; nothing for binary files."""
     try:
         text = (root / path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -268,7 +271,7 @@ def faults(root, path):
 
 
 def prose_of(page):
-    """A page's sentences, without its code, tables, headings and the marks of Markdown."""
+    """A page's sentences, without code, tables, headings and Markdown marks."""
     text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not re.match(r"\s*[|#]|    ", line)]
     text = re.sub(r"\]\([^)]*\)|[`*_\[\]]", "", "\n".join(lines))

@@ -2,16 +2,16 @@
 
     python3 -m artesian_tokenize --tokenizer DIR|tokenizer.json --input PATH... --output FILE.bin
 
-Files are read in pieces that are cut at line ends, where the tokenizer is of a kind for which the
-ids are those of the whole document. For others a document is encoded whole, in as much memory as
-that takes. A folder means every regular file below it, in sorted order, but for hidden ones.
-JSON lines (.jsonl, .ndjson, or lines that are objects with the field) give the
-field `text` of each line, or --text-field. Each file and each JSON line is a document; documents
-are parted by the tokenizer's end-of-text token where it has one, and no other special tokens are
-added. Ids are uint16 when the vocabulary has at most 65536 entries, else uint32. What is neither is
-refused by name. The output is written beside its final name and renamed when complete.
+Files are read in pieces cut at line ends, if the tokenizer gives the same ids as for the whole
+document. For other tokenizers each document is encoded as a whole, in as much memory as that needs.
+A folder means all regular files below it, in sorted order, except hidden ones. JSON lines (.jsonl,
+.ndjson, or lines that are objects with the field) contribute the field `text` of each line, or
+--text-field. Each file and each JSON line is a document; documents are separated by the tokenizer's
+end-of-text token, if it has one, and no other special tokens are added. Ids are uint16 if the
+vocabulary has at most 65536 entries, else uint32. Other kinds of files are refused by name. The
+output is written under another name and renamed when complete.
 
-models/data/data_form.cpp has the same rules for what a file is.
+models/data/data_form.cpp has the same rules for the formats of files.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import re
 import sys
 import time
 
-PIECE_BYTES = 256 * 1024  # text per encode call: enough to amortise it, small in memory
-BATCH_PIECES = 16  # pieces that are encoded together, on all cores
+PIECE_BYTES = 256 * 1024  # text per call of encode: enough to amortise the call, small in memory
+BATCH_PIECES = 16  # pieces encoded together, on all cores
 PROGRESS_SECONDS = 1.0
 LINES_ENDINGS = (".jsonl", ".ndjson")
 HALVES = re.compile("[\ud800-\udfff]")
-FORMS = [  # by their first bytes, with what makes text of them
+FORMS = [  # file formats by their first bytes, with what converts them to text
     (b"\x1f\x8b\x08", "gzip", "unpack it: gzip -d"),
     (b"\x28\xb5\x2f\xfd", "zstd", "unpack it: zstd -d"),
     (b"BZh", "bzip2", "unpack it: bzip2 -d"),
@@ -51,19 +51,19 @@ FORMS = [  # by their first bytes, with what makes text of them
     (b"\xff\xfe", "UTF-16", "convert it: iconv -f utf-16 -t utf-8"),
     (b"\xfe\xff", "UTF-16", "convert it: iconv -f utf-16 -t utf-8"),
 ]
-SAMPLES = 64  # of a large file, to see whether it is text
+SAMPLES = 64  # number of samples of a large file, to check that it is text
 SAMPLE_BYTES = 16 * 1024
-BAD_SHARE = 0.03  # of bytes that no text has
+BAD_SHARE = 0.03  # allowed share of bytes that are not text
 BAD_LEAST = 16
 
 
 class Fault(Exception):
-    """What the user can repair; printed as one line."""
+    """A problem that the user can fix; printed as one line."""
 
 
 @contextlib.contextmanager
 def naming(path):
-    """Errors of reading and writing an open file do not say which: this one."""
+    """Names the file in errors of reading and writing, which lack its name."""
     try:
         yield
     except OSError as error:
@@ -73,7 +73,7 @@ def naming(path):
 
 
 def bad_bytes(block):
-    """Bytes of it that no text has: NUL, and what is not UTF-8; its ends may cut a character."""
+    """Counts bytes that are not text: NUL and invalid UTF-8; the ends may cut a character."""
     start = 0
     while start < min(3, len(block)) and block[start] & 0xC0 == 0x80:
         start += 1
@@ -83,7 +83,7 @@ def bad_bytes(block):
 
 
 class CountErrors:
-    """A decoding error handler: counts bytes that are not UTF-8, and puts `text` in their place."""
+    """A decoding error handler: counts bytes that are not UTF-8, and replaces them by `text`."""
 
     def __init__(self, name, text):
         self.name, self.text = name, text
@@ -96,8 +96,8 @@ class CountErrors:
 
 
 def line_text(line, field):
-    """The text of a JSON line, or None where it is not one. Half a surrogate pair is in it as JSON
-    has it, and nowhere else in text: whole_text()."""
+    """The text of a JSON line, or None if it is not one. It may contain lone surrogates from JSON
+    escapes, which whole_text() replaces."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -107,12 +107,12 @@ def line_text(line, field):
 
 
 def whole_text(text):
-    """The text with U+FFFD for each half of a surrogate pair, and how many these were."""
+    """The text with U+FFFD for each lone surrogate, and their number."""
     return HALVES.subn("\ufffd", text)
 
 
 def looks_like_lines(head, field):
-    """The first two lines, as far as they are here whole, are objects with the field."""
+    """True if the first two lines, as far as they are complete here, are objects with the field."""
     lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     whole = [line for line in lines[:-1] if line.strip()] or [lines[-1]]
     return all(line_text(line, field) is not None for line in whole[:2])
@@ -123,7 +123,7 @@ def other_form(path, name, fix):
 
 
 def form_of(path, field):
-    """"text" or "lines". What is neither is a fault that names it. `field` None: not given."""
+    """Returns "text" or "lines". A file that is neither is a fault. `field` None: not given."""
     with open(path, "rb") as stream:
         head = read_block(stream, path)
         for magic, name, fix in FORMS:
@@ -231,12 +231,13 @@ def vocabulary_size(arguments, tokenizer, tokenizer_file):
 
 
 def is_hidden(name):
-    """Of what editors, version control, downloads and archives leave in a folder."""
+    """True for files that editors, version control, downloads and archives leave in a folder."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def list_files(paths):
-    """Every regular file of the paths, folders walked in sorted order, without what is hidden."""
+    """All regular files of the paths, with folders walked in sorted order and without hidden
+    files."""
     files = []
     for path in paths:
         if os.path.isfile(path):
@@ -257,8 +258,8 @@ def list_files(paths):
 
 
 def cut_position(text, begin=0):
-    """Where to cut so that the pieces encode as the whole, from `begin` on: before a line end that
-    follows a letter or a digit (class Cuts). 0: there is no such place."""
+    """The first place from `begin` on where cutting does not change the ids: before a line end that
+    follows a letter or a digit (class Cuts). 0 if there is none."""
     end = len(text)
     while (end := text.rfind("\n", begin, end)) > 0:
         start = end - 1 if text[end - 1] == "\r" else end
@@ -267,22 +268,23 @@ def cut_position(text, begin=0):
     return 0
 
 
-# Pre-tokenizers that look at few characters at a time.
+# Pre-tokenizers that only look at a few neighbouring characters.
 NEAR = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
-# Normalizers that treat what is before and behind a line end each by itself.
+# Normalizers that treat the text before and after a line end independently.
 LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "StripAccents"}
-# What may be a letter or digit, and a line end behind it: texts, and their bytes as of ByteLevel.
+# Matches vocabulary entries in which a line end may follow a letter or digit: as text, and in
+# ByteLevel's alphabet.
 ACROSS = re.compile("[^\\0-/:-@\\[-`{-~\u0109\u010a\u010d\u0120][\n\r\u010a\u010d]")
 TRIAL = "A word\nthen 12\n\n more words9\r\n  and\ttabs: z\nlast one\n"
 
 
 class Cuts:
-    """Whether documents may be cut, and how a piece behind a cut is encoded: by itself, or behind a
-    letter whose ids are dropped, where the tokenizer puts a space before all that it is given (as
-    Llama 2 and Mistral). A cut parts a letter or a digit from a line end. The ids are those of the
-    whole where pre-tokenizing splits there anyway; or where no entry of the vocabulary has a line
-    end behind a letter or digit, so that no merge reaches across. A trial has to agree. Other
-    tokenizers get documents whole."""
+    """Whether documents may be cut, and how a piece after a cut is encoded: by itself or, if the
+    tokenizer puts a space before its input (as for Llama 2 and Mistral), after a letter whose ids
+    are dropped. A cut separates a letter or a digit from a line end. The ids are those of the whole
+    document if pre-tokenizing splits there anyway, or if no vocabulary entry has a line end after a
+    letter or digit, so that no merge reaches across. A trial must confirm this. With other
+    tokenizers documents are not cut."""
 
     LETTER = "a"
 
@@ -299,7 +301,7 @@ class Cuts:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def given(self, piece, begins):
-        """What to encode for a piece, and how many ids of it are not the piece's."""
+        """The text to encode for a piece, and the number of leading ids to drop."""
         if begins or not self.behind_letter:
             return piece, 0
         return self.LETTER + piece, self.dropped
@@ -336,7 +338,7 @@ class Cuts:
 
 
 def _parts(part, members):
-    """A normalizer or pre-tokenizer, or those that a sequence is made of."""
+    """Yields a normalizer or pre-tokenizer, or the members of a sequence."""
     if part and part["type"] == "Sequence":
         for member in part[members]:
             yield from _parts(member, members)
@@ -345,8 +347,9 @@ def _parts(part, members):
 
 
 def _parts_lines(part):
-    """True if this pre-tokenizer parts a letter or digit from the line end behind it, whatever the
-    vocabulary: those of GPT-2 and its kin, by their patterns, and those that split at spaces."""
+    """True if this pre-tokenizer always separates a letter or digit from a following line end:
+    those of GPT-2 and its relatives, recognised by their patterns, and those that split at
+    spaces."""
     if part["type"] == "ByteLevel":
         return part.get("use_regex", True)
     if part["type"] == "Split":
@@ -361,8 +364,8 @@ def read_block(stream, file):
 
 
 def end_of_text(tokenizer, tokenizer_file, id_limit):
-    """The token that parts documents, as (text, id), or None: the one that the files beside the
-    tokenizer name, else one of the usual names."""
+    """The token that separates documents, as (text, id), or None: the one named in the files beside
+    the tokenizer, else one of the usual names."""
     folder = os.path.dirname(tokenizer_file)
     named = []
     for name, key in [
@@ -374,7 +377,7 @@ def end_of_text(tokenizer, tokenizer_file, id_limit):
             with open(os.path.join(folder, name), encoding="utf-8") as stream:
                 value = json.load(stream).get(key)
         except (OSError, ValueError, AttributeError):
-            continue  # whoever needs the file says what is wrong with it
+            continue  # readers that need the file report what is wrong with it
         value = value[0] if isinstance(value, list) and value else value
         value = value.get("content") if isinstance(value, dict) else value
         named.append(tokenizer.id_to_token(value) if type(value) is int and value >= 0 else value)
@@ -386,7 +389,7 @@ def end_of_text(tokenizer, tokenizer_file, id_limit):
 
 
 def cut(text, cuts):
-    """The text in pieces that encode as the whole."""
+    """Yields the text in pieces whose ids are those of the whole."""
     begin, step = 0, 8 * PIECE_BYTES
     while cuts and len(text) - begin > step:
         at = cut_position(text[begin : begin + step])
@@ -441,7 +444,7 @@ def read_text(file, cuts):
 def read_pieces(file, handler_name, cuts):
     """Yields (bytes read for this piece, its text)."""
     decoder = codecs.getincrementaldecoder("utf-8")(handler_name)
-    pending, seen = [], ""  # texts without a place to cut, and the end of the last one
+    pending, seen = [], ""  # texts so far without a place to cut, and the end of the last one
     with open(file, "rb") as stream:
         while block := read_block(stream, file):
             text = decoder.decode(block)
@@ -489,7 +492,7 @@ class Writer:
         self.batch = []  # (text, whether it begins a document, its file)
 
     def add(self, text, begins, file):
-        """True: a batch was encoded."""
+        """Adds a piece. Returns True if a batch was encoded."""
         if text:
             self.batch.append((text, begins, file))
         if len(self.batch) < BATCH_PIECES:
@@ -501,7 +504,7 @@ class Writer:
         try:
             texts = [text for text, _ in given]
             return self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        except Exception as error:  # the package raises what it likes
+        except Exception as error:  # the package may raise anything
             files = sorted({file for _, _, file in self.batch})
             raise Fault(
                 f"--input: {' or '.join(files)}: the tokenizer cannot encode it: {error}"
@@ -528,7 +531,7 @@ class Writer:
 
 
 def encode_files(files, field, writer, progress):
-    """Streams all files, of (path, form), through the tokenizer."""
+    """Streams all files, pairs of (path, form), through the tokenizer."""
     handler = CountErrors("artesian_replace", "\ufffd")
     bytes_done = 0
     for file, form in files:

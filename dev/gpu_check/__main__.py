@@ -1,24 +1,25 @@
-"""Builds and proves Artesian from this checkout on a machine with a GPU, without a package source.
+"""Builds and tests Artesian from this checkout on a machine with a GPU, without access to package
+registries.
 
-Parts, in this order, each with a limit of its own; all but the first one, unless some are named:
-  first     in nine minutes: builds programs and GPU tests, runs these, and trains three steps
+Parts, in this order, each with its own time limit; without arguments, all except the first:
+  first     in nine minutes: builds programs and GPU tests, runs the tests, and trains three steps
   facts     PCIe link, memory, disk, io_uring, driver, copy bandwidths between host and GPU
-  build     a Release build, in a folder of its own
+  build     a Release build, in a separate folder
   test      ctest, those of the label gpu first
-  profile   GPU busy share, launches a step and largest kernels of a Llama with 128,256 words
+  profile   GPU utilisation, launches per step and largest kernels, for a Llama with 128,256 words
   speeds    the optimizer by threads, attention's backward and its bits, page-locking
   sanitize  compute-sanitizer on the tests of the label gpu
   bench     a GPT-2 1.5B-shaped run: host and NVMe offload beside PyTorch FSDP2 with CPU offload
 
 Needs g++, CMake, ninja, a python3 that has torch, a CUDA toolkit, and the libraries of
 dev/packages.txt: installed, or in the folder that dev/carry.sh made elsewhere (--prefix). Without a
-GPU, what needs none is done, and that is said; where there is one that the driver does not count,
-the parts that need it fail. Where the build is with another torch than python3 imports, what
-builds or uses it fails. Name several parts in one call, for between calls a machine may
-go, and the build with it: `first`, then `facts build test`, `profile speeds`, `bench`, `sanitize`.
-Results go to gpu_check.json and gpu_check.md in --out, and PART.log of a part that failed. Parts
-that ran before on the same sources are kept, so parts may be run one by one.
-Exit codes: 0 all well, 1 a part failed, 2 wrong arguments or a tool is missing.
+GPU, only parts that need none run, with a message; if a GPU exists but the driver does not count
+it, the parts that need it fail. If the build uses another torch than python3 imports, the parts
+that build or use it fail. Name several parts in one call, as a machine, with its build, may be gone
+between calls: `first`, then `facts build test`, `profile speeds`, `bench`, `sanitize`. Results go
+to gpu_check.json and gpu_check.md in --out, and PART.log of a part that failed. Parts that ran
+before on the same sources are kept, so parts may be run one by one. Exit codes: 0 all well, 1 a
+part failed, 2 wrong arguments or a tool is missing.
 """
 
 import argparse
@@ -40,7 +41,7 @@ import torch_build
 from shell import Context, Failure, Skip, fail, say, sources_digest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LOG_TAIL = 100_000  # characters of each log
+LOG_TAIL = 100_000  # characters kept of each log
 PARTS = {
     "first": first.run,
     "facts": facts.run,
@@ -116,11 +117,11 @@ def parse(arguments):
 
 
 def run_part(name, context):
-    """What the part found, with its outcome: ok, failed or skipped."""
+    """Runs a part; returns its result and its outcome: ok, failed or skipped."""
     say(f"== {name}")
     start = time.monotonic()
     context.start_part()
-    (context.options.out / f"{name}.log").unlink(missing_ok=True)  # of an earlier run
+    (context.options.out / f"{name}.log").unlink(missing_ok=True)  # left by an earlier run
     try:
         if name in USE_THE_BUILD:
             torch_build.check(context)
@@ -139,7 +140,7 @@ def run_part(name, context):
 
 
 def keep_logs(name, context):
-    """Of a failed part, beside the results: machines are given back, and their files with them."""
+    """Keeps a failed part's logs beside the results, as machines are returned with their files."""
     path = context.options.out / f"{name}.log"
     if context.logs:
         context.options.out.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def keep_logs(name, context):
 
 
 def kept_results(folder, digest):
-    """Of parts that ran before, on these sources."""
+    """Results of parts that ran before, on the same sources."""
     kept = {}
     for name in PARTS:
         path = folder / f"{name}.json"

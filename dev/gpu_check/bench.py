@@ -1,8 +1,8 @@
 """Part bench: trains a GPT-2 of random weights with `artesian train`, offloaded to host memory and
 to NVMe, beside PyTorch FSDP2 with CPU offload: same shapes, sequence length, batch, optimizer and
-clipping, bf16 compute with fp32 master weights. They take turns, round by round, while the part's
+clipping, bf16 compute with fp32 master weights. They alternate, round by round, while the part's
 time lasts. Figures are medians over the steps of all rounds, from the third step of each on: before
-that, one records and the other warms up."""
+that, Artesian records its accesses and PyTorch warms up."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ class Shape:
     positions: int
     batch: int
     device_memory: str
-    host_memory_nvme: str  # of the run on NVMe: gradients, a ring, and some of the state
+    host_memory_nvme: str  # for the run on NVMe: gradients, a ring, and part of the state
 
     def parameters(self):
         block = 12 * self.hidden * self.hidden + 13 * self.hidden
@@ -66,7 +66,7 @@ def write_model(shape, folder):
 
 
 def write_tokens(shape, path):
-    """Tokens of which few are common, so that the loss moves within a few steps."""
+    """Tokens of which few are common, so that the loss changes within a few steps."""
     draw = random.Random(1)
     count = STEPS * shape.batch * shape.positions + 1
     tokens = (min(int(draw.paretovariate(1.0)) - 1, shape.vocabulary - 1) for _ in range(count))

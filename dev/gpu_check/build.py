@@ -1,4 +1,4 @@
-"""Parts build and test: a Release build in a folder of its own, and its ctest."""
+"""Parts build and test: a Release build in a separate folder, and its ctest."""
 
 import os
 import re
@@ -7,14 +7,15 @@ import shutil
 import torch_build
 from shell import Failure, cuda_tool
 
-# A file with LibTorch's headers takes up to 2 GB to compile.
+# Compiling a file with LibTorch's headers needs up to 2 GB.
 BYTES_A_JOB = 2 << 30
 ENDED = re.compile(r"^ *\d+/\d+ Test +#\d+: (\S+) \.*\s*(.*?) +[\d.]+ sec", re.MULTILINE)
 PASSED, SKIPPED = "Passed", "***Skipped"
 
 
 def jobs(context):
-    """By all memory, not by what is free: a virtual machine's free memory may grow with use."""
+    """Based on total memory rather than free memory, as a virtual machine's free memory may grow
+    with use."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return context.options.jobs or max(1, min(os.cpu_count(), memory // BYTES_A_JOB))
 
@@ -23,7 +24,7 @@ def configure(context):
     for tool in ("cmake", "ninja"):
         if not shutil.which(tool):
             raise Failure(f"{tool}: not found on PATH")
-    # Fresh: places that were found before may be another prefix's. What is compiled is kept.
+    # Fresh, because cached paths may belong to another prefix. Compiled files are kept.
     command = ["cmake", "--fresh", "-S", context.root, "-B", context.work, "-G", "Ninja"]
     command += ["-DCMAKE_BUILD_TYPE=Release", "-DARTESIAN_PYTHON=python3"]
     if context.prefix:
@@ -31,7 +32,7 @@ def configure(context):
     done = context.run(command, log=context.work / "logs/configure.log")
     if done.code != 0:
         raise Failure(f"cmake: {done.tail()}")
-    torch_build.check(context)  # before minutes of compiling
+    torch_build.check(context)  # checked before minutes of compiling
     return done.output
 
 
@@ -52,7 +53,8 @@ def run(context):
 
 
 def architectures(context):
-    """Of which the library holds machine code, by cuobjdump; nothing without it or CUDA files."""
+    """The GPU architectures for which the library contains machine code, by cuobjdump; empty
+    without it or without CUDA files."""
     tool = cuda_tool("cuobjdump")
     found = set()
     for archive in context.work.rglob("libartesian_*cuda*.a") if tool else []:
@@ -61,8 +63,7 @@ def architectures(context):
 
 
 def test(context):
-    """First those that need a GPU, then the others. Layout is checked where the code is written,
-    where git says which files are of the tree: tidy is left out."""
+    """Runs first the tests that need a GPU, then the others. tidy is left out, as it needs git."""
     context.program("CTestTestfile.cmake")
     context.program("bin/aio_bench")
     rounds = {
@@ -79,7 +80,7 @@ def test(context):
 
 
 def judge(ended, timed_out, gpu_count):
-    """ended: of the rounds `gpu` and `others`, how each test ended."""
+    """ended: for the rounds `gpu` and `others`, how each test ended."""
     seen = ended["gpu"] | ended["others"]
     failed = sorted(name for name, end in seen.items() if end not in (PASSED, SKIPPED))
     skipped = sorted(name for name, end in seen.items() if end == SKIPPED)
@@ -102,5 +103,5 @@ def judge(ended, timed_out, gpu_count):
 
 
 def test_jobs():
-    """Tests use several threads each."""
+    """Fewer than cores, as tests use several threads each."""
     return max(1, os.cpu_count() // 4)

@@ -1,5 +1,5 @@
-"""Part facts: what this machine is, and how fast its links are. A fact that cannot be had is left
-out or null; nothing here fails the part, except that a GPU is there and cannot be used."""
+"""Part facts: describes this machine and measures its links. Facts that are not available are left
+out or null; the part only fails if a GPU exists but cannot be used."""
 
 import ctypes
 import json
@@ -23,7 +23,8 @@ DISK_BYTES, DISK_BLOCK, DISK_DEPTH = 1 << 30, 4 << 20, 8
 
 
 def first_line(*command):
-    """Of what the program prints; "" where it is not there, of which cuda_tool() makes None."""
+    """First line of the program's output; "" if the program does not exist (cuda_tool() then
+    returns None)."""
     if command[0] is None:
         return ""
     try:
@@ -76,7 +77,7 @@ def tools():
 
 
 def io_uring():
-    """Whether a ring can be set up, by asking for one of one entry."""
+    """Whether a ring can be set up, tested with one entry."""
     libc = ctypes.CDLL(None, use_errno=True)
     number = IO_URING_SETUP.get(platform.machine())
     if number is None:
@@ -117,7 +118,7 @@ def disk(context):
 
 
 def measured(context, command, seconds):
-    """The JSON object on the last line of what it prints, or its error."""
+    """The JSON object on the last line of the command's output, or its error."""
     done = context.run(command, seconds=seconds)
     lines = done.output.strip().splitlines()
     if done.code == 0 and lines and lines[-1].startswith("{"):

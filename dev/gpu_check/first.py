@@ -1,6 +1,6 @@
-"""Part first: whether it works at all, in nine minutes: builds the programs and the tests of the
-label gpu, runs these, and trains three steps of a small model at both homes, whose losses must be
-the same bits. The part build goes on in the same folder. It runs only where it is named."""
+"""Part first: a smoke test in nine minutes. It builds the programs and the tests with the label
+gpu, runs the tests, and trains three steps of a small model with both homes, whose losses must be
+bit-identical. The part build continues in the same folder. This part runs only if it is named."""
 
 import math
 import os
@@ -16,7 +16,7 @@ SHAPE = bench.Shape(4, 256, 4, 2048, 128, 4, "256MiB", "256MiB")
 
 
 def smoke(context, device):
-    """Losses of each home."""
+    """Losses for each home."""
     folder = context.work / "first"
     bench.write_model(SHAPE, folder / "model")
     bench.write_tokens(SHAPE, folder / "tokens.bin")
@@ -58,7 +58,7 @@ def run(context):
         judged = build.judge(ended, done.timed_out, context.gpu_count)
         problems += [judged.pop("reason")] if judged.pop("failed", False) else []
         found |= judged
-    try:  # tests that fail are not the end of what can be known
+    try:  # failing tests do not prevent the other checks
         found["losses"] = smoke(context, "cpu" if on_cpu else "cuda:0")
     except Failure as failure:
         problems.append(f"three steps: {failure}")

@@ -3,8 +3,8 @@
     fsdp2_worker.py JOB.json
 
 Prints "RESULT {...}". Parameters, gradients and optimizer state live in host memory (pinned);
-blocks are brought up, and computed in bf16, as they are needed; AdamW runs fused on the CPU. On a
-CPU (to try this script) nothing is pinned."""
+blocks are copied to the GPU, and computed in bf16, when they are needed; AdamW runs fused on the
+CPU. On a CPU (to try this script) nothing is pinned."""
 
 import array
 import json
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """The head is the embedding's table, as in GPT-2."""
+    """GPT-2, whose head shares the embedding's table."""
 
     def __init__(self, job):
         super().__init__()
@@ -67,7 +67,7 @@ def initialize(model):
 
 def make_sharded(job):
     torch.manual_seed(1)
-    with torch.device("meta"):  # else each parameter is initialized twice
+    with torch.device("meta"):  # otherwise each parameter is initialized twice
         model = Gpt2(job)
     model.to_empty(device="cpu")
     initialize(model)
@@ -129,7 +129,7 @@ def main():
     backend = "gloo"
     if job["device"] == "cuda":
         torch.cuda.set_device(0)
-        backend = "cpu:gloo,cuda:nccl"  # clipping reduces over shards that are in host memory
+        backend = "cpu:gloo,cuda:nccl"  # clipping reduces over shards in host memory
     dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
     result = train(job)
     print("\nRESULT " + json.dumps(result), flush=True)

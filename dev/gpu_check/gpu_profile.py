@@ -1,6 +1,6 @@
-"""Part profile: what the GPU does in two steps of a Llama with a vocabulary of 128,256, four layers
-and 8,192 tokens: the share of the time in which it computes, launches a step, the largest kernels.
-By LibTorch's profiler, whose trace is kept beside the results."""
+"""Part profile: profiles the GPU in two steps of a Llama with a vocabulary of 128,256, four layers
+and 8,192 tokens: the share of time in which it computes, launches per step, and the largest
+kernels. It uses LibTorch's profiler, whose trace is kept beside the results."""
 
 import collections
 import gzip
@@ -52,7 +52,7 @@ def write_inputs(name, folder):
 
 
 def union(intervals):
-    """The length of what some interval covers."""
+    """Total length covered by the intervals."""
     covered, end = 0.0, float("-inf")
     for first, last in sorted(intervals):
         covered += max(0.0, last - max(first, end))
@@ -61,7 +61,7 @@ def union(intervals):
 
 
 def summary(events, category, steps):
-    """Of a trace's events, whose times are microseconds."""
+    """Summarises a trace's events, whose times are microseconds."""
     timed = [e for e in events if e.get("ph") == "X" and "dur" in e]
     work = [e for e in timed if e.get("cat") == category]
     if not work:

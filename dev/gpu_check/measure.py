@@ -1,10 +1,10 @@
-"""One measurement in a process of its own, so that a hang or a crash is an answer, too:
+"""Makes one measurement in a separate process, so that a hang or a crash is a result, too:
 
 measure.py disk FILE SIZE BLOCK DEPTH | torch | links | attention DEVICE | page_lock DEVICE |
            plan_rates DEVICE
 
-Prints one JSON object. GB/s are 10^9 bytes a second, the best of several; a copy's bytes are those
-that it moves from one place to another, counted once."""
+Prints one JSON object. GB/s are 10^9 bytes per second, the best of several measurements; a copy's
+bytes are counted once."""
 
 import concurrent.futures
 import json
@@ -42,7 +42,7 @@ def disk(path, size, block, depth):
     except OSError:
         descriptor, direct = os.open(path, flags, 0o600), False
     try:
-        transfer(descriptor, os.pwritev, size, block, depth)  # takes the space
+        transfer(descriptor, os.pwritev, size, block, depth)  # allocates the space
         write = transfer(descriptor, os.pwritev, size, block, depth)
         read = transfer(descriptor, os.preadv, size, block, depth)
     finally:
@@ -53,7 +53,7 @@ def disk(path, size, block, depth):
 
 def best_seconds(work, wait=lambda: None):
     seconds = []
-    for _ in range(REPEATS + 1):  # the first one warms up
+    for _ in range(REPEATS + 1):  # the first repeat warms up
         wait()
         start = time.perf_counter()
         work()
@@ -118,7 +118,7 @@ def up_and_down(torch, host, on_gpu):
 
 
 def both_ways(torch, host, on_gpu, other):
-    """The sum of the two directions at the same time: whether the link is duplex."""
+    """The sum of both directions at the same time, which shows whether the link is duplex."""
     second = torch.ones_like(host, pin_memory=True)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
 
@@ -132,9 +132,9 @@ def both_ways(torch, host, on_gpu, other):
 
 
 def attention(device, runs=20):
-    """Attention's backward at a length of many blocks of keys: flash attention's deterministic
-    kernel, which the engine takes; its kernel that adds with atomics; and cuDNN's, which LibTorch
-    would choose on an H100 if neither determinism nor the engine were in the way."""
+    """Attention's backward for a length of many key blocks: flash attention's deterministic kernel,
+    which the engine uses; its kernel with atomic additions; and cuDNN's, which LibTorch would
+    choose on an H100 without the engine's determinism."""
     import torch
     from torch.nn import functional
 
@@ -171,7 +171,7 @@ def attention(device, runs=20):
 
 
 def plan_rates(device):
-    """What `artesian plan` reckons a GPU with, by its flags."""
+    """A GPU's rates for the flags of `artesian plan`."""
     import torch
     from torch.nn import functional
 
@@ -179,7 +179,7 @@ def plan_rates(device):
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
     kind = {"device": device, "dtype": torch.bfloat16}
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)  # as the engine does
+    torch.use_deterministic_algorithms(True)  # as in the engine
     torch.utils.deterministic.fill_uninitialized_memory = False
 
     def per_second(work, call):
@@ -191,7 +191,8 @@ def plan_rates(device):
 
     shape = heads, length, head = (256, 2048, 128) if on_gpu else (2, 64, 32)
     inputs = [torch.randn(1, *shape, **kind, requires_grad=True) for _ in range(3)]
-    scores = 2e-12 * heads * length * length * head  # of the half of all pairs
+    # for the half of all pairs that causal attention computes
+    scores = 2e-12 * heads * length * length * head
 
     def attend():
         return functional.scaled_dot_product_attention(*inputs, is_causal=True)
@@ -222,7 +223,8 @@ def plan_rates(device):
 
 
 def page_lock(device, size=8 << 30):
-    """Seconds to page-lock so much fresh host memory for the GPU, in one call and in pieces."""
+    """Seconds to page-lock fresh host memory of this size for the GPU, in one call and in
+    pieces."""
     if device != "cuda":
         return {"bytes": 0}
     import torch

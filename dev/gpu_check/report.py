@@ -1,4 +1,4 @@
-"""The results as one JSON object and as Markdown tables."""
+"""Writes the results as one JSON object and as Markdown tables."""
 
 import json
 import time
@@ -136,7 +136,7 @@ def outcome_row(name, found):
 
 
 def write(folder, context, parts):
-    """parts: name to what it found, in order."""
+    """parts: name -> result, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     gpus = (

@@ -1,5 +1,6 @@
-"""Part sanitize: compute-sanitizer's tools on every test of the label gpu. Of the one that trains
-with LibTorch: one training, our kernels alone, and no leaks, for LibTorch keeps its memory."""
+"""Part sanitize: runs compute-sanitizer's tools on every test with the label gpu. For the test that
+trains with LibTorch: only one training, only our kernels, and no leak check, as LibTorch keeps its
+memory."""
 
 import json
 import re
@@ -15,14 +16,14 @@ TOOLS = {
 WITH_LIBTORCH = "zero3/torch/cuda_test"
 LIMITED = {"memcheck": ["--kernel-regex", "kns=artesian"]}
 ONE_TRAINING = "--gtest_filter=*LearnsAsTheCpuDoes*"
-# LibTorch's allocator first asks for memory that can be shared between machines, and takes the
-# refusal for an answer; memcheck counts that as an error.
+# LibTorch's allocator first asks for memory that can be shared between machines, and handles the
+# refusal; memcheck would count that as an error.
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
-FOUND_SOMETHING = 86  # no exit code of a test of ours
+FOUND_SOMETHING = 86  # an exit code that no test of ours uses
 
 
 def gpu_tests(context):
-    """(name, command) of each, as ctest knows them."""
+    """(name, command) of each GPU test, from ctest."""
     context.program("CTestTestfile.cmake")
     done = context.run(["ctest", "--test-dir", context.work, "-L", "gpu", "--show-only=json-v1"])
     listing = json.loads(done.output[done.output.index("{") :])
@@ -30,7 +31,7 @@ def gpu_tests(context):
 
 
 def runs(tests):
-    """(tool, its flags, test, command) of each run."""
+    """(tool, its flags, test, command) for each run."""
     made = []
     for tool, flags in TOOLS.items():
         for name, command in tests:

@@ -1,4 +1,4 @@
-"""What the parts share: the machine's tools, commands with a limit, and how a part ends."""
+"""Shared by the parts: the machine's tools, commands with a time limit, and how a part ends."""
 
 import ctypes
 import hashlib
@@ -13,11 +13,11 @@ import time
 
 
 class Failure(Exception):
-    """The part failed; the text says how."""
+    """The part failed; the text says why."""
 
 
 class Skip(Exception):
-    """The part cannot run on this machine, and that is no fault."""
+    """The part cannot run on this machine, which is not a failure."""
 
 
 def say(text):
@@ -30,7 +30,7 @@ def fail(text):
 
 
 def sources_digest(root):
-    """Names and contents of all that is built, and of these scripts."""
+    """Digest over names and contents of all built sources and these scripts."""
     digest = hashlib.sha256()
     folders = "base aio pinned kernels tiering zero3 models tools tests bench cmake".split()
     for path in sorted(
@@ -43,7 +43,7 @@ def sources_digest(root):
 
 
 def driver_gpu_count():
-    """As the driver answers; 0 where there is none. Needs no toolkit and no torch."""
+    """As counted by the driver; 0 if there is none. Needs neither toolkit nor torch."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,8 +55,8 @@ def driver_gpu_count():
 
 
 def gpu_seen(devices=pathlib.Path("/dev"), environment=os.environ):
-    """What says that this machine has a GPU, whatever the driver counts; "" if nothing does, or the
-    user hides it."""
+    """Evidence that this machine has a GPU, whatever the driver counts; "" if there is none, or if
+    the user hides it."""
     if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return ""
     found = sorted(path.name for path in devices.glob("nvidia[0-9]*"))
@@ -73,7 +73,8 @@ def gpu_seen(devices=pathlib.Path("/dev"), environment=os.environ):
 
 
 def cuda_tool(name):
-    """A program of the toolkit, whose installer does not put it on PATH. None if there is none."""
+    """Path of a program of the CUDA toolkit, whose installer does not put it on PATH. None if there
+    is none."""
     homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     places = [os.environ["PATH"], *(f"{home}/bin" for home in homes if home)]
     return shutil.which(name, path=os.pathsep.join(places))
@@ -87,8 +88,8 @@ class Finished:
         return "\n".join(self.output.strip().splitlines()[-lines:])
 
     def cause(self):
-        """The line that says what is wrong: the first of an error message of ours or of a compiler,
-        else the last of a Python traceback, else the last one."""
+        """The line that names the problem: the first error message of ours or of a compiler, else
+        the last line of a Python traceback, else the last line."""
         if self.timed_out:
             return f"stopped after {self.seconds:.0f} s"
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
@@ -106,14 +107,14 @@ class Context:
         self.gpu_count = driver_gpu_count()
         self.gpu_seen = "" if self.gpu_count else gpu_seen()
         self.deadline = 0.0
-        self.logs = []  # of the part under way
+        self.logs = []  # of the current part
 
     def start_part(self):
         self.deadline = time.monotonic() + self.options.part_seconds
         self.logs = []
 
     def limit(self, seconds):
-        """Of the part under way, if it has more left."""
+        """Returns the shorter of `seconds` and the current part's remaining time."""
         self.deadline = min(self.deadline, time.monotonic() + seconds)
 
     def need_gpu(self):
@@ -135,7 +136,8 @@ class Context:
         return str(path)
 
     def run(self, command, seconds=None, log=None, environment=None, folder=None):
-        """Runs it within what is left of the part; past that, ends it and all that it started."""
+        """Runs a command within the part's remaining time; after that, kills it and all its
+        children."""
         limit = min(seconds or float("inf"), max(self.seconds_left(), 0.1))
         start = time.monotonic()
         process = subprocess.Popen(
@@ -162,7 +164,7 @@ class Context:
 
 
 def end_group(process):
-    """Asks first, so that a run can remove its files."""
+    """Sends a request first, so that a run can remove its files."""
     for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)
@@ -176,7 +178,7 @@ def end_group(process):
 
 
 def read_text(path):
-    """What the file says, or "" where it cannot be read: facts are what can be had."""
+    """Content of the file, or "" if it cannot be read, as facts are optional."""
     try:
         return pathlib.Path(path).read_text(errors="replace").strip()
     except OSError:

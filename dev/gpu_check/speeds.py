@@ -1,7 +1,7 @@
-"""Part speeds: what the estimates of a step's time rest on: the optimizer's GB/s by threads and by
-elements of a parallel region, with sleeping and with spinning threads; attention's backward in
-deterministic mode and not, its time and whether its bits repeat; how long it takes to page-lock
-host memory for the GPU; and the rates that `artesian plan` is best given for this GPU."""
+"""Part speeds: measures the values on which estimates of a step's time are based: the optimizer's
+GB/s by number of threads and by elements per parallel region, with sleeping and spinning threads;
+attention's backward with and without determinism, its time and whether its bits repeat; the time to
+page-lock host memory for the GPU; and the best rates to give to `artesian plan` for this GPU."""
 
 import json
 import sys
@@ -46,5 +46,5 @@ def run(context):
 
 
 def plan_flags(rates):
-    """What was measured, as flags; nothing of what failed."""
+    """Measured rates as flags; failed measurements are left out."""
     return " ".join(f"{name} {value:g}" for name, value in rates.items() if name.startswith("--"))

@@ -1,7 +1,7 @@
-"""Whether the torch that this Python imports is the one that the programs are built with. CMake may
-have found another: that of ARTESIAN_TORCH_DIR, or of an environment that dev/setup.sh made. Then
-what Python measures and tests is not what was built, and both may be in one process: symbols that
-are missing, or other bits."""
+"""Checks that this Python imports the same torch that the programs are built with. CMake may have
+found another: that of ARTESIAN_TORCH_DIR, or of an environment made by dev/setup.sh. Python would
+then measure and test something else than was built, or both would be in one process, with missing
+symbols or other bits."""
 
 import importlib.util
 import pathlib
@@ -12,7 +12,7 @@ from shell import Failure, read_text
 
 
 def folder_of_python():
-    """Finds the torch that an import would load, without its seconds; None if there is none."""
+    """Finds the torch that an import would load, without importing it; None if there is none."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -21,14 +21,14 @@ def folder_of_python():
 
 
 def folder_of_build(work):
-    """Finds the torch that CMake has configured with, by its cache; None if there is none."""
+    """Finds the torch with which CMake has configured, from its cache; None if there is none."""
     cache = read_text(work / "CMakeCache.txt")
     found = re.search(r"^ARTESIAN_TORCH_DIR:\w+=(.+)$", cache, re.MULTILINE)
     return pathlib.Path(found[1]) if found else None
 
 
 def build_of(folder):
-    """Reads torch.__version__ and torch.version.git_version; "" where none is said."""
+    """Reads torch.__version__ and torch.version.git_version; "" if absent."""
     text = read_text(folder / "version.py")
     names = ("__version__", "git_version")
     said = [re.search(rf"^{name} = ['\"](.*)['\"]", text, re.MULTILINE) for name in names]
@@ -36,7 +36,7 @@ def build_of(folder):
 
 
 def headers_of(folder):
-    """Reads the version that the headers say they are of; "" where they say none."""
+    """Reads the version in the headers; "" if absent."""
     text = read_text(folder / "include/torch/headeronly/version.h")
     found = re.search(r'^#define TORCH_VERSION\s*\\?\s*"(.*)"', text, re.MULTILINE)
     return found[1] if found else ""
@@ -48,7 +48,7 @@ def words(folder):
 
 
 def check(context):
-    """Fails where they differ. Nothing is compared before CMake has run, or without LibTorch."""
+    """Fails if they differ. Does nothing before CMake has run, or without LibTorch."""
     built = folder_of_build(context.work)
     if built is None:
         return

@@ -6,16 +6,16 @@ memory (ds_config.json beside this file), on real text:
     cd FOLDER_ON_THE_NVME_DISK
     REPOSITORY/dev/setup.sh python3 REPOSITORY/examples/llama_3b/run.py --steps 3
 
-Makes in the current folder, and keeps,
+Creates in the current folder, and keeps,
 
     llama-data/text.txt     the text of `make demo`
-    llama-data/model/       config.json of the shape that the flags say, without weights, and a
-                            tokenizer made from the text
+    llama-data/model/       config.json of the shape given by the flags, without weights, and a
+                            tokenizer trained on the text
     llama-data/tokens.bin   the text as token ids
     llama-out/steps.jsonl   a line for each step
 
-and, as long as it runs, the swap file in llama-nvme/. Free space is checked first. Exit code: that
-of `artesian train`; 2 if something is missing before it starts."""
+and, while it runs, the swap file in llama-nvme/. Free space is checked first. Exit code: that of
+`artesian train`; 2 if something is missing before it starts."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ REPOSITORY = HERE.parents[1]
 sys.path.insert(0, str(REPOSITORY / "dev"))
 import demo_data  # noqa: E402
 
-DISK_MARGIN = 1 << 30  # for the data, and for what else the machine does
+DISK_MARGIN = 1 << 30  # for the data, and for other uses of the disk
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 
 
@@ -82,8 +82,8 @@ def count_parameters(options):
 
 
 def check_disk(parameters):
-    """On disk the state is 14 bytes a parameter: 2 of bf16, 10 of moments and what is left of the
-    master weight, and 2 of gradient, which spills where host memory is short."""
+    """On disk the state is 14 bytes a parameter: 2 of bf16, 10 of moments and the rest of the
+    master weight, and 2 of gradient, which spills if host memory is short."""
     needed = 14 * parameters + DISK_MARGIN
     free = shutil.disk_usage(".").free
     if free < needed:
@@ -95,7 +95,7 @@ def check_disk(parameters):
 
 
 def write_tokenizer(text, vocabulary, target):
-    """A byte-level BPE of at most this many tokens, made from the text."""
+    """A byte-level BPE of at most this many tokens, trained on the text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

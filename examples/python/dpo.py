@@ -1,5 +1,5 @@
-"""Trains a pretrained model by preferences with TRL's DPOTrainer, beside a frozen reference, which
-is an engine of its own below the same nvme_path; nothing in it knows of Artesian:
+"""Trains a pretrained model on preferences with TRL's DPOTrainer, with a frozen reference model in
+a separate engine below the same nvme_path. The script contains nothing specific to Artesian:
 
     python dpo.py --model DIR --data pairs.jsonl                                         # plain
     ARTESIAN_AS_DEEPSPEED=1 python dpo.py --model DIR --data pairs.jsonl \\
@@ -21,11 +21,11 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--deepspeed", metavar="CONFIG")
-    parser.add_argument("--local_rank", type=int)  # given by the command deepspeed
+    parser.add_argument("--local_rank", type=int)  # passed by the command deepspeed
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--output", default="preferred")
     given = parser.parse_args()
-    # Before the models are loaded: which is how they come to be made in the tiers.
+    # Create this before the models are loaded, so that they are created in the tiers.
     arguments = trl.DPOConfig(
         output_dir=given.output,
         deepspeed=given.deepspeed,
@@ -41,7 +41,7 @@ def main():
         seed=3,
     )
     trainer = trl.DPOTrainer(
-        model=given.model,  # and the reference, which is not given, too
+        model=given.model,  # and the reference, which TRL copies from it
         args=arguments,
         train_dataset=datasets.load_dataset("json", data_files=given.data, split="train"),
         processing_class=transformers.AutoTokenizer.from_pretrained(given.model),

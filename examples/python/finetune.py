@@ -1,12 +1,12 @@
-"""Fine-tunes a pretrained model of Hugging Face's on texts, whole or by LoRA, with Trainer; nothing
-in it knows of Artesian:
+"""Fine-tunes a pretrained Hugging Face model on texts, completely or by LoRA, with Trainer. The
+script contains nothing specific to Artesian:
 
     python finetune.py --model DIR --text FILE...                                        # plain
     ARTESIAN_AS_DEEPSPEED=1 python finetune.py --model DIR --text FILE... \\
         --deepspeed ds_config.json [--lora]
 
-DIR holds weights and tokenizer. An eighth of the text is held out; its loss is told before and
-after. The result, whole or adapters alone, is saved in --output.
+DIR contains weights and tokenizer. An eighth of the text is held out; its loss is printed before
+and after. The result, the whole model or only the adapters, is saved in --output.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import transformers
 
 
 def windows(tokenizer, files, length):
-    """What is trained with, and what is held out."""
+    """The training samples, and the held-out samples."""
     text = "\n".join(pathlib.Path(file).read_text() for file in files)
     ids = tokenizer(text, return_tensors="pt").input_ids[0]
     rows = [{"input_ids": row, "labels": row} for row in ids.split(length) if len(row) == length]
@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--output", default="finetuned")
     given = parser.parse_args()
-    # Before the model is loaded: which is how Trainer's models come to be made in the tiers.
+    # Create this before the model is loaded, so that Trainer's models are created in the tiers.
     arguments = transformers.TrainingArguments(
         output_dir=given.output,
         deepspeed=given.deepspeed,

@@ -1,4 +1,5 @@
-"""A script for Hugging Face's Trainer, as it is with DeepSpeed; nothing in it knows of Artesian:
+"""A script for Hugging Face's Trainer, as used with DeepSpeed; it contains nothing specific to
+Artesian:
 
     python hf_trainer.py                                         # plain
     deepspeed hf_trainer.py --deepspeed ds_config.json           # with the wheel artesian-deepspeed
@@ -17,7 +18,7 @@ import transformers
 
 
 def samples(length):
-    """Windows of this file, as many as there are."""
+    """All windows of this length in this file."""
     text = pathlib.Path(__file__).read_bytes()
     windows = [text[at : at + length] for at in range(0, len(text) - length, length // 2)]
     return [{"input_ids": torch.tensor(list(window))} for window in windows]
@@ -31,7 +32,7 @@ def collate(batch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deepspeed", metavar="CONFIG")
-    parser.add_argument("--local_rank", type=int)  # given by the command deepspeed
+    parser.add_argument("--local_rank", type=int)  # passed by the command deepspeed
     parser.add_argument("--output", default="trainer-out")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulation", type=int, default=2)

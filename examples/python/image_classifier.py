@@ -1,9 +1,10 @@
-"""An image classifier with BatchNorm in an own loop, its parameters and optimizer state on NVMe.
+"""Trains an image classifier with BatchNorm in a custom loop, with parameters and optimizer state
+on NVMe.
 
     python examples/python/image_classifier.py [--nvme FOLDER] [--epochs N] [--save FILE]
 
-Pictures of four figures are drawn on the spot. BatchNorm's running means and variances are buffers:
-they stay in memory, and are saved with the weights.
+The images, of four kinds of figures, are generated. BatchNorm's running means and variances are
+buffers: they are kept in memory, and saved with the weights.
 """
 
 import argparse
@@ -18,7 +19,7 @@ SIZE = 24
 
 
 def draw(count, seed):
-    """Figures at random places, light on dark, in noise; and which they are."""
+    """Noisy images with light figures at random places on a dark background, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, len(FIGURES), (count,), generator=generator)
     across, down, radius = torch.rand(3, count, 1, 1, generator=generator).unbind()
@@ -67,7 +68,7 @@ class Classifier(nn.Module):
 
 
 def accuracy(model, images, labels):
-    """As it is in use: BatchNorm takes its running means."""
+    """In evaluation mode: BatchNorm uses its running means."""
     model.eval()
     with torch.no_grad():
         right = (model(images).argmax(1) == labels).float().mean().item()
@@ -111,7 +112,7 @@ def main():
         for batch, wanted in loader:
             loss = nn.functional.cross_entropy(engine(batch), wanted)
             engine.backward(loss)
-            engine.step()  # the scheduler's, too
+            engine.step()  # also makes the scheduler's step
         right = accuracy(engine, *held_out)
         read = engine.last_step["bytes_nvme_read"] / 1e6
         print(

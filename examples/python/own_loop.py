@@ -1,8 +1,9 @@
-"""A Hugging Face model in an own loop, its parameters and optimizer state on NVMe.
+"""Trains a Hugging Face model in a custom loop, with parameters and optimizer state on NVMe.
 
     python examples/python/own_loop.py [--nvme FOLDER] [--steps N]
 
-The model is made from its configuration, the text is the licence that every Debian system has.
+The model is created from a configuration, with random weights; the text is a licence that every
+Debian system has.
 """
 
 import argparse

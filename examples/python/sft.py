@@ -1,11 +1,12 @@
-"""Fine-tunes a pretrained model on texts with TRL's SFTTrainer, whole or by LoRA; nothing in it
-knows of Artesian:
+"""Fine-tunes a pretrained model on texts with TRL's SFTTrainer, completely or by LoRA. The script
+contains nothing specific to Artesian:
 
     python sft.py --model DIR --data texts.jsonl                                         # plain
     ARTESIAN_AS_DEEPSPEED=1 python sft.py --model DIR --data texts.jsonl \\
         --deepspeed ds_config.json [--lora]
 
-Each line of the data is {"text": "..."}. The result, whole or adapters alone, is saved in --output.
+Each line of the data is {"text": "..."}. The result, the whole model or only the adapters, is saved
+in --output.
 """
 
 import argparse
@@ -21,12 +22,12 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--deepspeed", metavar="CONFIG")
-    parser.add_argument("--local_rank", type=int)  # given by the command deepspeed
+    parser.add_argument("--local_rank", type=int)  # passed by the command deepspeed
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--output", default="fine-tuned")
     given = parser.parse_args()
-    # Before the model is loaded: which is how it comes to be made in the tiers.
+    # Create this before the model is loaded, so that it is created in the tiers.
     arguments = trl.SFTConfig(
         output_dir=given.output,
         deepspeed=given.deepspeed,
@@ -48,7 +49,7 @@ def main():
         adapters = peft.LoraConfig(
             r=8,
             target_modules=["q_proj", "v_proj"],
-            modules_to_save=["lm_head"],  # trained as a whole
+            modules_to_save=["lm_head"],  # trained completely, not by LoRA
             task_type="CAUSAL_LM",
         )
     trainer = trl.SFTTrainer(

@@ -5,8 +5,8 @@
     engine.backward(loss)
     engine.step()
 
-Importing the package loads nothing: torch and the engine come with the first name that needs them,
-so that artesian.checkpoint works without either.
+Importing the package loads nothing: torch and the engine are loaded with the first name that needs
+them, so that artesian.checkpoint works without either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Configurations: a dict, a path or a JSON text becomes the engine's."""
+"""Configurations: converts a dict, a path or a JSON text to the engine's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def expand_dotted(values: dict[str, Any]) -> dict[str, Any]:
-    """Keys such as "zero_optimization.reduce_bucket_size" go into their sections."""
+    """Moves keys such as "zero_optimization.reduce_bucket_size" into their sections."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         section = result
@@ -39,8 +39,8 @@ def expand_dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_param_offload(values: dict[str, Any]) -> dict[str, Any]:
-    """The config without offload_param where the stage is below 3, which has no effect there with
-    DeepSpeed, and stands in many configs."""
+    """The config without offload_param if the stage is below 3, where many configs have it and
+    DeepSpeed ignores it."""
     zero = expand_dotted(values).get("zero_optimization")
     if not isinstance(zero, dict) or zero.get("stage", 0) not in (0, 1, 2):
         return values
@@ -70,13 +70,13 @@ def nvme_paths(values: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]
 
 
 def folders_of(values: dict[str, Any]) -> set[str]:
-    """The folders on NVMe that an expanded config names."""
+    """The NVMe folders in an expanded config."""
     return {os.path.realpath(path) for _, paths in nvme_paths(values) for path in paths}
 
 
 def with_own_folders(values: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """The config, expanded; where other engines have a folder on NVMe that it names, with one of
-    its own below each."""
+    """The expanded config; if other engines use one of its NVMe folders, with a separate folder
+    below each."""
     for number in itertools.count(1):
         result = expand_dotted(copy.deepcopy(values))
         if number > 1:
@@ -87,7 +87,7 @@ def with_own_folders(values: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     return result
 
 
-# Upper bounds in elements, which trainers compute from the hidden size: 0.9 * 36 * 36.
+# Bounds in elements, which trainers compute from the hidden size: 0.9 * 36 * 36.
 BOUNDS = (
     "allgather_bucket_size",
     "reduce_bucket_size",
@@ -97,7 +97,7 @@ BOUNDS = (
 
 
 def whole_numbers(value: Any) -> Any:
-    """Floats that are integers, such as 0.9 * 1e9, as integers; and bounds rounded down to one."""
+    """Converts floats that are integers, such as 0.9 * 1e9, to integers, and rounds bounds down."""
     if isinstance(value, dict):
         return {
             key: int(element)
@@ -113,7 +113,7 @@ def whole_numbers(value: Any) -> Any:
 
 
 def values_of(config: ConfigLike) -> tuple[dict[str, Any], str]:
-    """The config as a dict, and what messages call it."""
+    """The config as a dict, and its name in messages."""
     if isinstance(config, dict):
         return config, "config"
     given = os.fspath(config)
@@ -136,12 +136,12 @@ def read_config(
     note_unknown_keys: bool = False,
     ranks: int = 1,
 ) -> _C.Config:
-    """The engine's configuration. What the config does not say of batches, or calls "auto", is one:
-    the loop decides. `note_unknown_keys`: they are in the notes, and no error. `ranks`: that share
-    a batch."""
+    """The engine's configuration. Batch sizes that are missing or "auto" become one, as the loop
+    decides them. `note_unknown_keys`: unknown keys are noted instead of being errors. `ranks`:
+    number of ranks that share a batch."""
     values = whole_numbers(expand_dotted(values))
     section = values.get("artesian")
-    if isinstance(section, dict):  # devices.py reads the device
+    if isinstance(section, dict):  # the device is read by devices.py
         values["artesian"] = {key: value for key, value in section.items() if key != "device"}
     if values.get("steps_per_print") == float("inf"):
         del values["steps_per_print"]
@@ -164,7 +164,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class ConfigFacts:
-    """What programs read off a config of DeepSpeed's that has been read."""
+    """Attributes that programs read from a parsed DeepSpeed config."""
 
     def __init__(self, values: _C.Config, given: dict[str, Any]) -> None:
         self._param_dict = given

@@ -1,5 +1,5 @@
-"""What DeepSpeed says of a parameter that is not always there, as attributes: ds_id, ds_shape,
-ds_numel, ds_status and others."""
+"""DeepSpeed's attributes of parameters that may be released: ds_id, ds_shape, ds_numel, ds_status
+and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = itertools.count()
 
 
 class ZeroParamStatus(enum.Enum):
-    """Of a parameter: ds_status."""
+    """Values of a parameter's ds_status."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -48,7 +48,7 @@ class Status:
     def __hash__(self) -> int:
         return id(self)
 
-    def __reduce__(self) -> Any:  # a copy has its memory
+    def __reduce__(self) -> Any:  # makes a copy without memory of its own
         return ZeroParamStatus, (ZeroParamStatus.AVAILABLE.value,)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class Status:
 
 
 class Partition:
-    """A parameter's ds_tensor: the part of one rank, which has no tensor that could be read."""
+    """A parameter's ds_tensor: one rank's part, without a readable tensor."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.ds_numel = parameter.numel()
@@ -95,18 +95,18 @@ def describe(parameter: nn.Parameter) -> None:
         ds_status=Status(parameter),
         ds_active_sub_modules=set(),
         ds_tensor=Partition(parameter),
-        partition_numel=functools.partial(int, parameter.numel()),  # with one rank
+        partition_numel=functools.partial(int, parameter.numel()),  # there is one rank
     )
 
 
 def no_external_parameters() -> Iterator[tuple[str, nn.Parameter]]:
-    """What a described model's modules answer: which parameters of others they read is found out
-    in the first pass, and not said by them."""
+    """No external parameters: the first pass detects which parameters of other modules a module
+    reads."""
     return iter(())
 
 
 def describe_modules(model: nn.Module) -> None:
-    """DeepSpeed's method of each module, which programs call to find parameters beside its own."""
+    """Adds DeepSpeed's method to each module, which programs call to find external parameters."""
     for module in model.modules():
         if "ds_external_parameters" not in vars(module):
             vars(module)["ds_external_parameters"] = no_external_parameters

@@ -1,6 +1,6 @@
-"""Where Python trains: on the CPU, or on an accelerator of PyTorch's that the engine has a backend
-for. A GPU that PyTorch sees does not disturb an engine on the CPU, but a script that asks PyTorch
-for a device puts its batches there."""
+"""The device for training from Python: the CPU, or a PyTorch accelerator for which the engine has a
+backend. A GPU that PyTorch sees does not affect an engine on the CPU, but scripts that ask PyTorch
+for a device put their batches there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DEVICE = "ARTESIAN_DEVICE"  # used if the config has no artesian.device
 
 @functools.cache
 def trains_on(kind: str) -> bool:
-    """True if engines train on devices of the type: those that a package has a backend for, which
-    its entry point in the group artesian.device_backends makes, and CUDA, if it is built in."""
+    """True if engines can train on this type of device: CUDA if it is built in, and types for which
+    a package has a backend, registered by its entry point in the group artesian.device_backends."""
     if kind == "cpu":
         return True
     for entry in importlib.metadata.entry_points(group="artesian.device_backends", name=kind):
@@ -32,7 +32,7 @@ def trains_on(kind: str) -> bool:
 
 
 def current_accelerator() -> torch.device | None:
-    """The accelerator that PyTorch sees, with the index of this process."""
+    """The accelerator that PyTorch sees, with the index for this process."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return None
@@ -49,13 +49,12 @@ def tell_unmeasured(device: str) -> None:
 
 
 def is_chosen(kind: str) -> bool:
-    """True if engines train on an accelerator of the type where nobody names a device: a GPU wants
-    to be named."""
+    """True if engines use this type of accelerator by default; CUDA must be requested."""
     return kind != "cuda" and trains_on(kind)
 
 
 def default_device() -> torch.device:
-    """The device of engines for which nobody named one."""
+    """The default device of engines."""
     if os.environ.get(DEVICE):
         return named_device(os.environ[DEVICE], DEVICE)
     accelerator = current_accelerator()
@@ -64,7 +63,7 @@ def default_device() -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Gives a device without index the index LOCAL_RANK, or that of PyTorch's current device."""
+    """Adds the index LOCAL_RANK, or that of PyTorch's current device, to a device without one."""
     if device.type == "cpu" or device.index is not None:
         return device
     count = devices_of(device.type)
@@ -78,8 +77,8 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def choose_device(device: Any, config: dict[str, Any]) -> torch.device:
-    """What the caller names, or else the config; or else the accelerator, if there is one and
-    Python trains on it. `device`: None, where the caller names none."""
+    """The device given by the caller, else by the config, else the accelerator if there is one that
+    is used by default. `device`: None if the caller gives none."""
     section = expand_dotted(config).get("artesian")
     name = "initialize(device=...)"
     if device is None and isinstance(section, dict):
@@ -106,7 +105,7 @@ def choose_device(device: Any, config: dict[str, Any]) -> torch.device:
 
 
 def named_device(device: Any, name: str) -> torch.device:
-    """`name`: the device's name in messages."""
+    """`name`: where the device was named, for messages."""
     try:
         wanted = device if isinstance(device, torch.device) else torch.device(str(device))
     except (RuntimeError, TypeError):
@@ -130,15 +129,16 @@ def named_device(device: Any, name: str) -> torch.device:
 
 
 def devices_of(kind: str) -> int:
-    """How many of them PyTorch sees."""
+    """How many devices of this type PyTorch sees."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     seen = accelerator is not None and accelerator.type == kind
     return torch.accelerator.device_count() if seen else 0
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:
-    """Moves buffers to the device, and parameters where the engine cannot: between PyTorch's own
-    kinds of devices it takes them over from the CPU, so that all need not fit there at once."""
+    """Moves buffers to the device, and also parameters if the engine cannot. For PyTorch's own
+    device types the engine moves parameters from the CPU one by one, so that they need not all fit
+    on the device."""
     if device.type == "cpu":
         return
     if device.type == torch._C._get_privateuse1_backend_name():
@@ -158,8 +158,8 @@ def move_model(model: nn.Module, device: torch.device) -> None:
 
 
 def check_inputs(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses tensors that are on another accelerator than the model, or on any, where that is on
-    the CPU. Models may take single tensors of the CPU's, of lengths for instance."""
+    """Refuses input tensors on another accelerator than the model's, or on any accelerator if the
+    model is on the CPU. CPU tensors are allowed, for instance for lengths."""
     for value in (*args, *kwargs.values()):
         if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta", device.type):
             continue

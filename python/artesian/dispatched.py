@@ -1,5 +1,5 @@
-"""Models that were loaded with `device_map`, which has weights in memory or on a disk and moves
-them by accelerate's hooks: the weights become the model's own again, and the hooks go."""
+"""Handles models loaded with `device_map`, whose weights accelerate's hooks move from memory or a
+disk: gives the weights back to the model, and removes the hooks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from artesian.zero import spool
 
 
 def hooks_of(hook: Any) -> Iterator[Any]:
-    """A hook, or those that it is a sequence of."""
+    """Yields the hook, or the hooks of a sequence."""
     yield from getattr(hook, "hooks", None) or [hook]
 
 
 def bring_back(module: nn.Module, hook: Any, folder: str | None) -> None:
-    """Gives parameters without memory the values that the hook would lend them for a call; where a
-    folder is given, in mapped files there, one after the other."""
+    """Gives parameters without memory the values that the hook would lend them for a call; if a
+    folder is given, in mapped files there, one by one."""
     weights = getattr(hook, "weights_map", None)
     if weights is None:
         return
@@ -31,16 +31,16 @@ def bring_back(module: nn.Module, hook: Any, folder: str | None) -> None:
                 continue
             try:
                 whole = nn.Parameter(weights[key], parameter.requires_grad)
-            except KeyError:  # tied to another one
+            except KeyError:  # tied to another parameter
                 continue
             if folder is not None:
                 spool(whole, folder)
             owner._parameters[name] = whole
-    hook.original_devices = {}  # else they would be restored again
+    hook.original_devices = {}  # otherwise removing the hook would restore them
 
 
 def take_hooks_off(model: nn.Module, folder: str | None) -> None:
-    """Undoes `device_map`. Nothing is done to another model."""
+    """Undoes `device_map`; does nothing to other models."""
     hooked = [module for module in model.modules() if hasattr(module, "_hf_hook")]
     if not hooked:
         return

@@ -1,4 +1,4 @@
-"""Engine: a model whose parameters and optimizer state live in tiers; the loop is the caller's."""
+"""Engine: a model whose parameters and optimizer state live in tiers; the caller runs the loop."""
 
 from __future__ import annotations
 
@@ -67,18 +67,19 @@ LIVE: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Manner(enum.Enum):
-    """Whose semantics are wanted where they differ. As DeepSpeed has it, keys of the config that
-    nobody knows are ignored with a warning, and parameters that a step has not reached are stepped
-    with a gradient of zero; natively the first are an error, and the second left out, as in
-    torch.optim."""
+    """Whose semantics apply where DeepSpeed and torch differ. In DeepSpeed's manner, unknown config
+    keys are ignored with a warning, and parameters without a gradient are updated with a gradient
+    of zero. In the native manner, unknown keys are an error, and parameters without a gradient are
+    skipped, as in torch.optim."""
 
     NATIVE = "native"
     DEEPSPEED = "deepspeed"
 
 
 def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
-    """Ends an engine, of which nothing stays on the disk; in a forked child, which has none of its
-    threads and locks, nothing. Whoever holds the arguments holds neither model nor engine."""
+    """Closes an engine, which leaves nothing on the disk. Does nothing in a forked child, which has
+    none of the engine's threads and locks. The arguments refer neither to the model nor to the
+    engine."""
     if os.getpid() != process:
         return
     for handle in handles:
@@ -89,7 +90,8 @@ def close(core: _C.Engine, handles: list[Removable], process: int) -> None:
 def _constants_of(
     optimizer: weakref.ref[TieredOptimizer],
 ) -> Callable[[], list[Constants]]:
-    """What the next step would be given, asked when its last backward begins."""
+    """Returns a function that returns the constants of the next step, called when its last backward
+    begins."""
 
     def constants() -> list[Constants]:
         alive = optimizer()
@@ -111,7 +113,7 @@ def check_shape(call: str, parameter: nn.Parameter, values: torch.Tensor) -> Non
 
 
 def check_model(model: nn.Module, plan: Plan) -> None:
-    """Refuses what would train to wrong numbers, or nothing."""
+    """Refuses models that would train to wrong numbers, or not at all."""
     for option in ("is_loaded_in_8bit", "is_loaded_in_4bit", "is_quantized"):
         if getattr(model, option, False):
             raise UnsupportedError(
@@ -137,7 +139,7 @@ def check_model(model: nn.Module, plan: Plan) -> None:
 
 
 class Engine(Members):
-    """Made by artesian.initialize(). Calls the model, and takes its steps."""
+    """Made by artesian.initialize(). Runs the model and its optimizer steps."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class Engine(Members):
         hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
         self._read(config, optimizer, hidden_size)
         numbers = {name: index for index, name in enumerate(plan.parameters)}
-        # On a device, gradients of tables are made as any others.
+        # With a device, gradients of tables are computed like all others.
         tables = find_tables(model, plan) if self._device.type == "cpu" else {}
         move_model(model, self._device)
         self.optimizer = self._facade_for(optimizer, model, trainable, model_parameters)
@@ -184,7 +186,7 @@ class Engine(Members):
         self._managed = list(plan.parameters.values())
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         for parameter in plan.parameters.values():
-            # zero.GatheredParameters finds the engine by this.
+            # zero.GatheredParameters finds the engine through this attribute.
             parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
         self.resident = self._core.resident
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
@@ -202,7 +204,7 @@ class Engine(Members):
         self.global_steps = 0
         self.micro_steps = 0
         self.skipped_steps = 0
-        self._frozen: list[nn.Parameter] = []  # for the engine's lifetime
+        self._frozen: list[nn.Parameter] = []  # kept for the engine's lifetime
         self._boundary: bool | None = None
         self._accumulation_steps = self.config_values.accumulation_steps
         self._micro_batch_size = self.config_values.micro_batch_size
@@ -212,7 +214,7 @@ class Engine(Members):
     def _read(
         self, config: ConfigLike, optimizer: torch.optim.Optimizer | None, hidden_size: int | None
     ) -> None:
-        """The config, with the optimizer in place of its own."""
+        """The config, with the given optimizer instead of its own."""
         values, path = values_of(config)
         self.config = values
         if optimizer is not None:
@@ -236,7 +238,7 @@ class Engine(Members):
         return set() if self.is_closed else self._folders
 
     def _engines_here(self) -> int:
-        """How many share this machine's memory, with this one."""
+        """The number of engines that share this machine's memory, including this one."""
         live = 1 + sum(not engine.is_closed for engine in list(LIVE))
         return live * self.ranks.local_world_size
 
@@ -285,13 +287,14 @@ class Engine(Members):
         try:
             return self.module(*args, **kwargs)
         finally:
-            if self._core.depth > depth:  # Ctrl-C: torch has not called the hooks
+            if self._core.depth > depth:  # after Ctrl-C, torch has not called the hooks
                 self._hooks.unwind()
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Gradients of the loss, divided by the accumulation steps, times the loss scale."""
+        """Computes gradients of the loss, divided by the accumulation steps, times the loss
+        scale."""
         if self.evaluates:
             raise refuse_training("backward(loss)")
         if loss.numel() != 1 or not loss.requires_grad:
@@ -301,35 +304,36 @@ class Engine(Members):
                 f"{loss.requires_grad}, allowed one number that depends on parameters"
             )
         steps = self._accumulation_steps if scale_wrt_gas else 1
-        # A caller who has divided by the accumulation steps passes a part of the loss; the loss
-        # that is reported is the whole.
+        # A caller that has divided by the accumulation steps passes a part of the loss; the
+        # reported loss is the whole.
         parts = self._accumulation_steps // steps
         self._core.begin_backward(loss.detach().item() * parts)
-        weight = steps * self.ranks.world_size  # the mean over all ranks' micro-batches
+        weight = steps * self.ranks.world_size  # mean over all ranks' micro-batches
         scale = torch.full_like(loss, self._core.loss_scale / weight)
         try:
             torch.autograd.backward(loss, scale, retain_graph=retain_graph)
         except BaseException:
-            self._core.backward_ended(True)  # raises what the engine ran into, if it was that
+            self._core.backward_ended(True)  # raises the engine's error, if that was the cause
             raise
         self._core.backward_ended(False)
         return loss
 
     def _give_up(self) -> None:
-        """This micro-batch, of which other ranks must hear when they are done with theirs."""
+        """Gives up this micro-batch; other ranks learn of it when they have finished theirs."""
         if self.ranks.group is not None:
             self._core.begin_backward(0.0)
             self._core.backward_ended(True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss for a bare backward(), which must run before the next step."""
+        """The loss for a backward() by the caller, which must run before the next step."""
         if self.evaluates:
             raise refuse_training("scale(loss)")
         self._core.scales_by_itself(loss.detach().item())
         return loss * self._core.loss_scale
 
     def step(self) -> None:
-        """At the end of an accumulation, the optimizer's step and the scheduler's; else nothing."""
+        """At the end of an accumulation, makes the optimizer's and the scheduler's step; otherwise
+        does nothing."""
         if self.evaluates:
             raise refuse_training("step()")
         self.refuse_within_no_sync()
@@ -341,7 +345,7 @@ class Engine(Members):
         self.micro_steps += 1
 
     def take_step(self) -> None:
-        """One optimizer step over all gradients since the last one."""
+        """Makes one optimizer step over all gradients since the last one."""
         self.take_changes()
         self._last = self._core.step(self.optimizer.constants())
         self.saved_masters.clear()
@@ -351,13 +355,13 @@ class Engine(Members):
         self.monitor.step(self._last, self.global_samples)
 
     def take_changes(self, values: bool = True) -> None:
-        """Below stage 3, what the caller has written into parameters becomes their master weights.
-        `values` False: what is written through `data` is not looked for, which costs a pass over
-        the parameters, nor needed for a pass, which reads what is there."""
+        """Below stage 3, takes values that the caller has written into parameters as their master
+        weights. `values` False: does not search for writes through `data`, which would need a pass
+        over the parameters; a forward does not need that, as it reads the present values."""
         if not self.resident:
             return
         looks = {number: self._managed[number] for number in self._core.changed(values=values)}
-        # A parameter of another dtype or shape is an error, which the next pass or step raises.
+        # A parameter with a changed dtype or shape is an error, which the next pass or step raises.
         changed = {n: p for n, p in looks.items() if (p.dtype, p.shape) == self._looks[n]}
         if not changed:
             return
@@ -368,10 +372,10 @@ class Engine(Members):
             self.saved_masters.write(self, parameter, written)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients since the last step; also repairs a pass that broke off."""
+        """Drops gradients since the last step; also repairs an interrupted pass."""
         self._core.zero_gradients()
 
-    # What a loop asks
+    # Properties that loops read
 
     def is_gradient_accumulation_boundary(self) -> bool:
         if self._boundary is not None:
@@ -382,7 +386,7 @@ class Engine(Members):
         self._boundary = is_boundary
 
     def get_global_grad_norm(self) -> float | None:
-        """Of the last step, before clipping."""
+        """Norm in the last step, before clipping."""
         return None if self._last is None else self._last["grad_norm"]
 
     def get_lr(self) -> list[float]:
@@ -414,37 +418,37 @@ class Engine(Members):
 
     @property
     def skips_unreached(self) -> bool:
-        """True if a step leaves out parameters that no gradient has reached."""
+        """True if a step skips parameters without a gradient."""
         return self.manner is Manner.NATIVE
 
     @property
     def evaluates(self) -> bool:
-        """True if it has nothing to train."""
+        """True if there is nothing to train."""
         return isinstance(self.optimizer, NoOptimizer)
 
     @property
     def bytes_nvme_read(self) -> int:
-        """Of all passes and updates since the engine was made."""
+        """Total over all passes and updates since the engine was created."""
         return self._core.bytes_nvme_read
 
     def planned_pass(self) -> int:
-        """Bytes that an evaluation, or a token of a generation, reads from NVMe once those before
-        it were alike: of each parameter that is there and not kept in memory, by the plan."""
+        """Planned bytes that an evaluation, or one token of a generation, reads from NVMe after
+        similar ones: those of the parameters on NVMe that are not kept in memory."""
         return self._core.planned_pass()
 
     @property
     def last_step(self) -> dict[str, Any] | None:
-        """What the last optimizer step did: loss, lr, grad_norm, overflow, bytes and more."""
+        """Figures of the last optimizer step: loss, lr, grad_norm, overflow, bytes and more."""
         return self._last
 
     def manages(self, parameter: nn.Parameter) -> bool:
-        """True if the parameter's memory is the engine's."""
+        """True if the engine manages the parameter's memory."""
         return id(parameter) in self._numbers
 
     def full_parameter(
         self, parameter: nn.Parameter, target: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """A copy of a parameter's master weights, fp32; or in `target`, rounded to its dtype."""
+        """A copy of a parameter's master weights: fp32, or in `target`, rounded to its dtype."""
         number = self._number(parameter)
         self.take_changes()
         return self._read_master(number, target)
@@ -455,19 +459,19 @@ class Engine(Members):
     def full_state(
         self, parameter: nn.Parameter, kind: str, target: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """A copy of a parameter's moment by its name (`moment_names`), fp32; or in `target`."""
+        """A copy of a parameter's moment by its name (`moment_names`): fp32, or in `target`."""
         return self._core.read_state(self._number(parameter), kind, target)
 
     @property
     def moment_names(self) -> list[str]:
-        """What the optimizer keeps of some elements: "exp_avg" and "exp_avg_sq" of Adam."""
+        """Names of the optimizer's moments: for Adam "exp_avg" and "exp_avg_sq"."""
         return list(dict.fromkeys(n for p in self._managed for n in self.moment_names_of(p)))
 
     def moment_names_of(self, parameter: nn.Parameter) -> list[str]:
         return self._core.moments(self._number(parameter))
 
     def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        """Copies of a parameter's moments, on NVMe where the engine has a folder there."""
+        """Copies of a parameter's moments, in files on NVMe if the engine has a folder there."""
         folder = self.config_values.nvme_path
         result = {}
         for kind in self.moment_names_of(parameter):
@@ -482,8 +486,8 @@ class Engine(Members):
         return self._core.read_gradient(self._number(parameter))
 
     def set_full_gradient(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """The parameter's gradient since the last step becomes this one, rounded to the dtype of
-        parameters: between `backward()` and `step()`."""
+        """Replaces the parameter's gradient since the last step, rounded to the parameters' dtype;
+        between `backward()` and `step()`."""
         number = self._number(parameter)
         check_shape("set_full_gradient", parameter, values)
         if not self._core.write_gradient(number, as_state(values)):
@@ -495,8 +499,8 @@ class Engine(Members):
     def set_full_state(
         self, parameter: nn.Parameter, values: torch.Tensor, kind: str = "fp32"
     ) -> None:
-        """The parameter's master weights, or a moment, become these. Between two steps, or two
-        micro-batches of one."""
+        """Replaces the parameter's master weights, or a moment; between two steps, or two
+        micro-batches of one step."""
         number = self._number(parameter)
         check_shape("set_full_state", parameter, values)
         if kind == "fp32":
@@ -518,8 +522,8 @@ class Engine(Members):
     def consolidated_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor]:
-        """The model's state_dict(), parameters in the dtype that they are stored in; where the
-        engine has a folder on NVMe, in mapped files there, so that it need not fit into memory."""
+        """The model's state_dict(), with parameters in their stored dtype; if the engine has a
+        folder on NVMe, in mapped files there, so that it need not fit into memory."""
         self.take_changes()
         return consolidated_state_dict(self, exclude_frozen_parameters)
 
@@ -536,7 +540,7 @@ class Engine(Members):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves consolidated_state_dict() by torch.save."""
+        """Saves consolidated_state_dict() with torch.save."""
         folder = Path(save_dir)
         state = self.consolidated_state_dict(exclude_frozen_parameters)
         if not self.ranks.first:
@@ -558,12 +562,12 @@ class Engine(Members):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves all that the next step depends on, between two steps, in the folder
-        `save_dir`/`tag`, "global_stepN" unless given; returns when that is durable.
+        """Saves everything that the next step depends on, between two steps, in the folder
+        `save_dir`/`tag`, by default "global_stepN"; returns when it is durable.
 
-        `client_state`: numbers, texts, tensors, arrays, lists and dicts of them, which come back
-        from load_checkpoint(). `save_latest` False: only who names the tag loads it.
-        `exclude_frozen_parameters`: whoever loads it has those.
+        `client_state`: numbers, texts, tensors, arrays, and lists and dicts of these, which
+        load_checkpoint() returns. `save_latest` False: `latest` is not changed, so the tag must be
+        given to load it. `exclude_frozen_parameters`: the loading program must have them.
         """
         self.take_changes()
         replace_any = self.manner is Manner.DEEPSPEED
@@ -580,12 +584,13 @@ class Engine(Members):
         load_module_only: bool = False,
         custom_load_fn: Any = None,
     ) -> tuple[str | None, dict[str, Any]]:
-        """The training goes on from a checkpoint, by default the one that `load_dir`/latest names,
-        whatever placement that was saved with: between two steps. Returns its folder and the client
-        state; (None, {}) where there is no `latest`.
+        """Continues the training from a checkpoint, by default that of `load_dir`/latest, saved
+        with any placement; between two steps. Returns its folder and the client state; (None, {})
+        if there is no `latest`.
 
-        `load_module_strict` False: what only one of both has is left alone. `load_module_only`, or
-        `load_optimizer_states` False: weights and buffers alone; moments and counts start anew.
+        `load_module_strict` False: parameters missing in either the model or the checkpoint are
+        ignored. `load_module_only`, or `load_optimizer_states` False: loads only weights and
+        buffers; moments and counts start anew.
         """
         self.take_changes()
         return load(
@@ -614,10 +619,10 @@ class Engine(Members):
         )
 
     def destroy(self) -> None:
-        """Closes the engine: nothing of it stays on the disk. The model's parameters are plain
-        tensors again, in the dtype that they were stored in: in mapped files without names where
-        the engine has a folder on NVMe, as in consolidated_state_dict(). Where they cannot be read,
-        or have no room, they have no memory, and a line of the log says so."""
+        """Closes the engine, which leaves nothing on the disk. The model's parameters become plain
+        tensors again, in their stored dtype; if the engine has a folder on NVMe, in unnamed mapped
+        files, as in consolidated_state_dict(). If they cannot be read, or there is no room for
+        them, they have no memory, and a log line says so."""
         if self.is_closed or os.getpid() != self._process:
             return
         returned = self._values_to_return()
@@ -674,17 +679,17 @@ def initialize(
     device: torch.device | str | None = None,
     process_group: Any = None,
 ) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
-    """Takes a model over, and returns engine, optimizer, data loader and scheduler.
+    """Takes over a model, and returns engine, optimizer, data loader and scheduler.
 
-    The model's parameters must be on the CPU, or on the engine's device; from here on the engine
-    has them, there. Without an optimizer the config's section says which it is; model_parameters
-    are its parameters or groups, all that are trainable unless given. `device`: "cpu", or an
-    accelerator of PyTorch's that Python trains on; None is the config's artesian.device, or else
-    that accelerator where the machine has one, or else the CPU.
+    The model's parameters must be on the CPU or on the engine's device; from now on the engine
+    manages them there. Without an optimizer, the config's section defines one; model_parameters are
+    its parameters or groups, by default all trainable ones. `device`: "cpu", or a supported PyTorch
+    accelerator; None: the config's artesian.device, else an accelerator that is used by default,
+    else the CPU.
 
-    Where a launcher has started several processes, or PyTorch's default process group has several
-    ranks, they train one model together, each with batches of its own, from rank 0's values on;
-    `process_group`: those of another group.
+    If a launcher has started several processes, or PyTorch's default process group has several
+    ranks, they train one model together, each with its own batches, starting with rank 0's values;
+    `process_group`: use the ranks of another group.
     """
     return begin(
         args=args,
@@ -701,7 +706,7 @@ def initialize(
 
 
 def take_over(model: nn.Module) -> None:
-    """Ends an engine that has the model's parameters: the later one wins."""
+    """Closes an engine that has the model's parameters: the later engine wins."""
     for parameter in model.parameters():
         earlier = engine_of(parameter)
         if earlier is not None and not earlier.is_closed:
@@ -715,7 +720,8 @@ def take_over(model: nn.Module) -> None:
 def asks_to_evaluate(
     model: nn.Module, optimizer: Any, model_parameters: Any, config: ConfigLike, manner: Manner
 ) -> bool:
-    """True if there is nothing to train, or, as DeepSpeed has it, no optimizer to train it with."""
+    """True if there is nothing to train or, in DeepSpeed's manner, no optimizer to train it
+    with."""
     if not any(p.requires_grad for p in model.parameters()):
         return True
     if optimizer is not None:
@@ -740,8 +746,8 @@ def begin(
     adam: Callable[[dict[str, Any]], type[AdamW]] = lambda config: AdamW,
     group: Any = None,
 ) -> tuple[Engine, TieredOptimizer | None, Any, LRScheduler | None]:
-    """initialize(), in either manner. `adam`: the class of a config's Adam. `group`: of PyTorch's,
-    whose ranks train the model together; None: all that there are."""
+    """initialize(), in either manner. `adam`: the class for a config's Adam. `group`: the PyTorch
+    group whose ranks train the model together; None: all ranks."""
     if model is None:
         raise InvalidError("initialize(model=...): got none, allowed a torch.nn.Module")
     chosen = config if config is not None else getattr(args, "deepspeed_config", None)
@@ -786,8 +792,8 @@ def begin(
 
 
 def init_inference(model: nn.Module, config: ConfigLike, device: Any = None) -> Engine:
-    """An engine that only evaluates: its parameters, which are frozen, are in the tiers that the
-    config names, in the dtype of the config, and there are no moments and no master weights. They
-    are frozen until destroy(). The model may have been loaded with `device_map`."""
+    """Makes an engine that only evaluates: its parameters are in the tiers and the dtype given by
+    the config, without moments and master weights, and are frozen until destroy(). The model may
+    have been loaded with `device_map`."""
     take_hooks_off(model, spool_folder(config))
     return initialize(model=model, config=config, model_parameters=[], device=device)[0]

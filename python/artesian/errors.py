@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """What the engine refuses or runs into.
+    """An error of the engine.
 
-    what: what was tried, got and allowed.  path, offset: the file concerned, or None.
-    fix: what to do, or None where the text says no more than what is wrong.
+    what: what was tried, given and allowed.  path, offset: the file concerned, or None. fix: what
+    to do, or None if the text does not say.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class InvalidError(Error, ValueError):
 
 
 class MissingError(InvalidError, AssertionError):
-    """Something is not given. Under DeepSpeed's name, which asserts that it is."""
+    """A required value is missing. Also an AssertionError, because DeepSpeed asserts this."""
 
 
 class AssertedError(InvalidError, AssertionError):
-    """Something does not hold that DeepSpeed asserts."""
+    """A condition fails that DeepSpeed asserts."""
 
 
 class ExhaustedError(Error):

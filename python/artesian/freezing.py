@@ -1,4 +1,4 @@
-"""Parameters that are frozen while an engine has them, and become trainable again behind it."""
+"""Parameters that are frozen while an engine has them, and become trainable again afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def freeze(model: nn.Module) -> list[nn.Parameter]:
-    """Returns those that were not frozen before."""
+    """Freezes all parameters; returns those that were not frozen before."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     for parameter in trainable:
         _freeze(parameter)
@@ -23,15 +23,15 @@ def _freeze(parameter: nn.Parameter) -> None:
 
 
 def is_frozen_here(parameter: torch.Tensor) -> bool:
-    """True if an engine has frozen it, and not the caller."""
+    """True if an engine, rather than the caller, has frozen it."""
     return getattr(parameter, "_artesian_frozen", False)
 
 
 def leave_out(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
 ) -> list[nn.Parameter]:
-    """Freezes, and returns, the trainable parameters that no group has: as with DeepSpeed they are
-    not trained, which one line says."""
+    """Freezes and returns the trainable parameters that are in no group: as with DeepSpeed they are
+    not trained, which is logged once."""
     groups: Any = model_parameters if optimizer is None else optimizer.param_groups
     if groups is None:
         return []

@@ -29,7 +29,7 @@ from artesian.units import Plan
 
 
 class Removable(Protocol):
-    """Something that an engine has put into a model or around it, and takes away when it ends."""
+    """Something that an engine installs in or around a model, and removes when it ends."""
 
     def remove(self) -> None: ...
 
@@ -70,7 +70,7 @@ def collect(value: Any, found: list[torch.Tensor]) -> None:
 
 
 def convert(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
-    """A nested value with its tensors of one floating dtype in another."""
+    """A nested value with its tensors of one floating-point dtype converted to another."""
     if isinstance(value, torch.Tensor):
         return value.to(wanted) if value.dtype == given else value
     if type(value) in (list, tuple):
@@ -200,15 +200,15 @@ class Hooks:
         *,
         gives_names: bool,
     ) -> None:
-        """`gives_names`: state_dict() has names and shapes where nothing is gathered, as PEFT asks
-        for; what is read of the values is an error all the same."""
+        """`gives_names`: state_dict() works without gathering and has names and shapes, as PEFT
+        needs; reading the values is still an error."""
         self.core = core
         self.take_changes = take_changes  # None: parameters are not resident
         self.param_dtype = param_dtype
         self.compute_dtype = torch_dtype(core.compute_dtype)
         self.passes = _C.ThreadLocal(Pass())
-        # Torch's, of each thread's outermost module, while that runs. Of a call that Ctrl-C has
-        # broken off it stays, where the collector sees it.
+        # Torch's frame for each thread's outermost module call, while it runs. After a call
+        # interrupted by Ctrl-C the frame remains until it is garbage collected.
         self.calls: dict[int, types.FrameType] = {}
         numbers = {id(parameter): n for n, parameter in enumerate(plan.parameters.values())}
         self.tables = AsComputed((plan.parameters[name] for name in tables), self.compute_dtype)
@@ -232,27 +232,27 @@ class Hooks:
                 self._give_as_stored(untyped, as_stored, is_model=each is model)
 
     def unwind(self) -> None:
-        """Ends calls that Ctrl-C has broken off, of whose end torch tells no hook."""
+        """Ends calls interrupted by Ctrl-C, for whose end torch has called no hook."""
         self._stop_reading()
         self.core.unwind()
 
     def _give_as_stored(self, module: Any, as_stored: AsStored, is_model: bool) -> None:
         def after(module: nn.Module, values: Any, prefix: str, metadata: Any) -> None:
-            if is_model or not prefix:  # otherwise the module above does it
+            if is_model or not prefix:  # otherwise the enclosing module does it
                 as_stored(values)
 
         self.handles.append(module.register_state_dict_post_hook(after))
 
     def _register(self, module: nn.Module, number: int) -> None:
         core = self.core
-        registered = weakref.ref(module)  # not a copy of the module
+        registered = weakref.ref(module)  # false for a copy of the module
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if module is not registered():
                 return None
             begun = self.passes.get()
             if core.depth > 0 and (begun.outermost != number or is_running(self._call())):
-                core.enter(number, False)  # the pass's kind is decided already
+                core.enter(number, False)  # the kind of pass is already known
                 return None
             if not torch.compiler.is_compiling():
                 self.calls[threading.get_ident()] = sys._getframe(1)
@@ -267,7 +267,7 @@ class Hooks:
                 self.calls.pop(threading.get_ident(), None)
             if begun.is_read and ends:
                 self._stop_reading()
-                # Without an output, an exception has ended it. Copies are made in each pass.
+                # Without an output, an exception ended the call. Copies are made in each pass.
                 if output is not None and not self.tables.has_copied:
                     self.seen.add((number, begun.evaluates))
             found: list[torch.Tensor] = []
@@ -284,9 +284,11 @@ class Hooks:
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any, number: int) -> Any:
         core = self.core
-        if core.depth > 0:  # the outermost module is called, and no call of it runs: it broke off
+        # the outermost module is called while none of its calls runs: an earlier call was
+        # interrupted
+        if core.depth > 0:
             self.unwind()
-        self._stop_reading()  # of a forward that zero_grad() has ended
+        self._stop_reading()  # left by a forward that zero_grad() has ended
         self.tree.check()
         take_changes = None if self.take_changes is None else self.take_changes()
         if take_changes is not None:

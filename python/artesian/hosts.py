@@ -1,5 +1,5 @@
-"""The machines that train together: which there are, by a hostfile as DeepSpeed has it, and what is
-started on them: PyTorch's torchrun by ssh or pdsh, or the script itself by mpirun or srun."""
+"""The machines that train together: reads DeepSpeed's hostfile format, and starts PyTorch's
+torchrun on them by ssh or pdsh, or the script itself by mpirun or srun."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ENDING_S = 10.0  # seconds that other machines have to end after a failure
 
 
 class Refusal(Exception):
-    """What the command line asks for and does not get."""
+    """The command line asks for something that is not possible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What to start. `command`: of each process; `variables`: set for all processes."""
+    """What to start. `command`: run by each process; `variables`: set for all processes."""
 
-    hosts: dict[str, int]  # how many processes each has, in order
+    hosts: dict[str, int]  # number of processes on each host, in order
     command: list[str]
     variables: dict[str, str]
     address: str  # address of the first host
@@ -60,7 +60,8 @@ def read_hostfile(path: str) -> dict[str, int]:
 
 
 def slots_in(nodes: str) -> dict[str, set[str]]:
-    """Of `--include` and `--exclude`, HOST:0,1@HOST: hosts and their slots; none named: all."""
+    """Parses `--include` and `--exclude`, HOST:0,1@HOST: hosts and their slots; no slots: all of
+    the host's."""
     return {
         host: set(slots.split(",")) if slots else set()
         for host, _, slots in (node.partition(":") for node in nodes.split("@"))
@@ -68,7 +69,7 @@ def slots_in(nodes: str) -> dict[str, set[str]]:
 
 
 def choose(hosts: dict[str, int], include: str, exclude: str) -> dict[str, int]:
-    """How many processes each host has."""
+    """The number of processes on each host."""
     flag, chosen = ("--include", include) if include else ("--exclude", exclude)
     named = slots_in(chosen) if chosen else {}
     for host, slots in named.items():
@@ -89,7 +90,7 @@ def choose(hosts: dict[str, int], include: str, exclude: str) -> dict[str, int]:
 
 
 def variables_for_hosts() -> dict[str, str]:
-    """Of this environment, and of DeepSpeed's file for it: lines NAME=VALUE."""
+    """Variables from this environment and from DeepSpeed's file of lines NAME=VALUE."""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
     named = os.environ.get("DS_ENV_FILE")
     files = [named] if named else [
@@ -113,13 +114,13 @@ def torchrun_on(start: Start, node: int | str, processes: int) -> list[str]:
 
 
 def shell_line(start: Start, command: list[str]) -> str:
-    """What a shell on another machine runs, in the folder where this one is."""
+    """The line that a shell on another machine runs, in the same folder as here."""
     exports = [f"export {name}={shlex.quote(value)};" for name, value in start.variables.items()]
     return " ".join([f"cd {shlex.quote(os.getcwd())};", *exports, "exec", shlex.join(command)])
 
 
 def commands_of(start: Start, launcher: str, ssh_port: int | None) -> list[list[str]]:
-    """The commands to run here: one for each host with ssh, else one for all."""
+    """The commands to run here: one for each host with ssh, otherwise one for all hosts."""
     equal = len(set(start.hosts.values())) == 1
     if launcher == "ssh":
         port = [] if ssh_port is None else ["-p", str(ssh_port)]
@@ -164,8 +165,8 @@ def launcher_for(asked: str | None) -> str:
 
 
 def run(commands: Sequence[Sequence[str]]) -> int:
-    """Runs them side by side; one that fails, or a signal, ends the others. Returns the exit code
-    of the first that failed, or 0."""
+    """Runs the commands in parallel; a failing command or a signal ends the others. Returns the
+    exit code of the first failure, or 0."""
     running: list[subprocess.Popen[bytes]] = []
     caught: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,6 +1,6 @@
-"""The command `deepspeed`, which starts a script as DeepSpeed's launcher does, with Artesian in
-DeepSpeed's place; and `ds_report`. Scripts of the wheel artesian-deepspeed. Several processes are
-started by PyTorch's torchrun, on this machine or on those of a hostfile."""
+"""The commands `deepspeed`, which starts a script like DeepSpeed's launcher but with Artesian in
+DeepSpeed's place, and `ds_report`; both are scripts of the wheel artesian-deepspeed. Several
+processes are started by PyTorch's torchrun, on this machine or on those of a hostfile."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from artesian.run import children_see_us, start_together
 
 HOSTFILE = "/job/hostfile"  # DeepSpeed's default; read if it exists
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
-# As torchrun, mpirun and srun say it.
+# The variable with the local rank under torchrun, mpirun or srun.
 OWN_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-$SLURM_LOCALID}}"
-# Flags that concern other processes or nodes, with whether they take a value.
+# Flags about other processes or nodes that have no effect, and whether they take a value.
 WITHOUT_EFFECT = {
     "--min_elastic_nodes": True,
     "--max_elastic_nodes": True,
@@ -71,7 +71,7 @@ def parser_of_arguments() -> argparse.ArgumentParser:
 
 
 def hosts_of(given: argparse.Namespace) -> dict[str, int]:
-    """How many processes to start, by host. Refuses what there is not."""
+    """The number of processes to start, by host. Refuses hosts and slots that do not exist."""
     if given.autotuning:
         raise Refusal(
             f"--autotuning {given.autotuning}: not supported; `artesian plan` says what a config "
@@ -105,7 +105,7 @@ def hosts_of(given: argparse.Namespace) -> dict[str, int]:
 
 
 def local_host(given: argparse.Namespace) -> dict[str, int]:
-    """Without a hostfile this machine is all there is, with as many slots as are asked for."""
+    """Without a hostfile: only this machine, with as many slots as requested."""
     if given.num_nodes > 1 or given.force_multi or given.no_ssh:
         raise Refusal(
             "--num_nodes, --force_multi, --no_ssh: got no --hostfile, which says which hosts there "
@@ -129,11 +129,11 @@ def note_without_effect(given: argparse.Namespace) -> None:
 
 
 def command_of(given: argparse.Namespace, processes: int) -> list[str]:
-    """Of each process. Among several the shell puts in which one it is."""
+    """The command of each process. With several processes the shell inserts the local rank."""
     before = []
     if not given.no_python:
         before = [sys.executable, "-u"]
-        if not children_see_us():  # a package that is found by PYTHONPATH alone
+        if not children_see_us():  # the package is found only through PYTHONPATH
             before += ["-m", "artesian.run"]
         before += ["-m"] if given.module else []
     before.append(given.script)
@@ -146,12 +146,12 @@ def command_of(given: argparse.Namespace, processes: int) -> list[str]:
 
 
 def variables_of(processes: int) -> dict[str, str]:
-    """What DeepSpeed's launcher sets for all of them alike."""
+    """Variables that DeepSpeed's launcher sets for all processes alike."""
     return {SWITCH: "1", "LOCAL_SIZE": str(processes), "CROSS_RANK": "0", "CROSS_SIZE": "1"}
 
 
 def environment_of(given: argparse.Namespace) -> dict[str, str]:
-    """Of one process."""
+    """The environment of a single process."""
     return {
         **os.environ,
         **variables_of(1),
@@ -164,7 +164,7 @@ def environment_of(given: argparse.Namespace) -> dict[str, str]:
 
 
 def start_on(found: dict[str, int], command: list[str], given: argparse.Namespace) -> int:
-    """On several hosts. Returns the exit code."""
+    """Starts the processes on several hosts. Returns the exit code."""
     start = hosts.Start(
         hosts=found,
         command=command,
@@ -188,8 +188,8 @@ def start_on(found: dict[str, int], command: list[str], given: argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`deepspeed`: becomes the script, so that signals and the exit code are its own; or torchrun,
-    which starts several of it."""
+    """`deepspeed`: replaces this process by the script, so that signals and exit code are the
+    script's, or by torchrun, which starts it several times."""
     given = parser_of_arguments().parse_args(arguments)
     try:
         if given.module and given.no_python:
@@ -212,14 +212,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def installed_deepspeed() -> importlib.metadata.Distribution | None:
-    """A DeepSpeed of files, which Artesian answers for."""
+    """A real DeepSpeed installation, for which Artesian stands in."""
     finder = importlib.metadata.MetadataPathFinder
     return next(iter(finder.find_distributions(importlib.metadata.DistributionFinder.Context(
         name="deepspeed"))), None)  # fmt: skip
 
 
 def report() -> None:
-    """`ds_report`: what answers for DeepSpeed here."""
+    """`ds_report`: prints which package stands in for DeepSpeed here."""
     from artesian.build_facts import VERSION
 
     other = installed_deepspeed()

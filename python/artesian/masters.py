@@ -1,7 +1,7 @@
-"""Keeps master weights while a caller swaps weights: takes 16-bit copies, writes others in their
-place (an average to evaluate, say), and writes the copies back. The copies lack the masters' lower
-digits. So the first write to a parameter after a step saves its masters, and a later write restores
-the masters of those elements that get the values which the saved ones round to."""
+"""Preserves master weights while a caller swaps weights: it takes 16-bit copies, writes other
+values (such as an average for evaluation), and writes the copies back. The copies lack the masters'
+low digits. So the first write to a parameter after a step saves its masters, and a later write
+restores the masters of all elements whose new values equal the rounded saved ones."""
 
 from __future__ import annotations
 

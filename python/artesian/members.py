@@ -1,4 +1,5 @@
-"""What training programs ask of an engine beside the calls of a loop: DeepSpeed's names for it."""
+"""Attributes and methods that training programs use besides those of a loop, under DeepSpeed's
+names."""
 
 from __future__ import annotations
 
@@ -44,9 +45,9 @@ def loss_of(model: Callable[..., Any], batch: Any) -> torch.Tensor:
 
 
 class Members(nn.Module):
-    """Of an engine."""
+    """Base class of Engine."""
 
-    if TYPE_CHECKING:  # the engine has what is used here
+    if TYPE_CHECKING:  # declared for type checking: Engine defines what is used here
         config: dict[str, Any]
         config_values: _C.Config
         module: nn.Module
@@ -61,9 +62,9 @@ class Members(nn.Module):
 
     @property
     def planned_memory(self) -> dict[str, int]:
-        """Bytes of this process that the engine has reserved on the device ("device"; on a CPU the
-        part of memory that stands for it), in host memory ("host") and on disks ("nvme"): all of
-        its state and buffers, but not activations, nor gradients that PyTorch still holds."""
+        """Bytes that the engine has reserved in this process on the device ("device"; on a CPU its
+        share of memory), in host memory ("host") and on disks ("nvme"): all of its state and
+        buffers, without activations and without gradients that PyTorch still holds."""
         planned: dict[str, int] = self._core.planned_memory
         return planned
 
@@ -71,7 +72,7 @@ class Members(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Changes nothing: gradients are exchanged when a step's micro-batches are done. Under
+        """Has no effect: gradients are exchanged once a step's micro-batches are done. Under
         DeepSpeed's name it is refused where DeepSpeed refuses it."""
         if self.manner.name != "DEEPSPEED":
             yield
@@ -97,9 +98,10 @@ class Members(nn.Module):
             )
 
     def _leave_trainer(self) -> None:
-        """A Trainer that begins to train has accelerate close the engine of its last training or
-        evaluation, and would call that engine again. From here on it wraps its model anew. Source:
-        Trainer._inner_training_loop, which calls Accelerator.free_memory, which calls destroy()."""
+        """A Trainer that starts training makes accelerate close the engine of its previous training
+        or evaluation, and would then call that engine again. This makes it wrap its model again.
+        Source: Trainer._inner_training_loop, which calls Accelerator.free_memory, which calls
+        destroy()."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             owner: Any = frame.f_locals.get("self")
@@ -144,8 +146,9 @@ class Members(nn.Module):
         compiled_autograd_enabled: bool = False,
         **others: Any,
     ) -> None:
-        """torch.compile() of each of the model's blocks, between which parameters come and go.
-        `others`: more of its arguments, as nn.Module.compile has them."""
+        """Applies torch.compile() to each of the model's blocks, between which parameters are
+        gathered and released. `others`: further arguments of torch.compile(), as for
+        nn.Module.compile."""
         if compiled_autograd_enabled:
             raise UnsupportedError("engine.compile: compiled_autograd_enabled is not supported")
         if schedule is not None:
@@ -163,7 +166,7 @@ class Members(nn.Module):
         for block in blocks.values():
             block.forward = torch.compile(block.forward, **arguments)
 
-    # States as a whole
+    # State as a whole
 
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
@@ -178,7 +181,7 @@ class Members(nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """consolidated_state_dict(), with a prefix before the names."""
+        """consolidated_state_dict() with a prefix to the names."""
         state = self.consolidated_state_dict(exclude_frozen_parameters)
         result = {} if destination is None else destination
         result.update({prefix + name: tensor for name, tensor in state.items()})
@@ -191,7 +194,8 @@ class Members(nn.Module):
         custom_load_fn: Any = None,
         fetch_z3_params: bool = False,
     ) -> None:
-        """The model's weights become these, or those under the key "module"; moments stay."""
+        """Replaces the model's weights by these, or by those under the key "module"; keeps the
+        moments."""
         from artesian.zero import GatheredParameters
 
         if custom_load_fn is not None:
@@ -213,7 +217,8 @@ class Members(nn.Module):
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Nothing is on a GPU that another program could use: states are in the config's tiers."""
+        """Does nothing: no state is on a GPU that another program could use, as states are in the
+        config's tiers."""
         if not self._states_told:
             self._states_told = True
             logging.getLogger("artesian").info(
@@ -222,25 +227,26 @@ class Members(nn.Module):
             )
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """Does nothing: offload_states() leaves states where they are."""
+        """Does nothing, as offload_states() does not move states."""
 
     def empty_partition_cache(self) -> None:
-        """What a step does not need is not kept."""
+        """Does nothing: only what a step needs is kept."""
 
     @contextlib.contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Several backwards before one step: as without it, since gradients are added as they
-        come."""
+        """Allows several backwards before one step. Has no effect, since gradients are added as
+        they arrive."""
         yield
 
     # Batches
 
     def was_step_applied(self) -> bool:
-        """True if the last step() took an optimizer step, and did not skip it."""
+        """True if the last step() made an optimizer step that was not skipped."""
         return self._stepped and not self.optimizer.overflow
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """By more or fewer micro-batches of the same size, from the next accumulation on."""
+        """Sets the batch size by changing the number of micro-batches, from the next accumulation
+        on."""
         micro = self.train_micro_batch_size_per_gpu() * self.world_size
         if train_batch_size <= 0 or train_batch_size % micro:
             of_all = " of all ranks" if self.world_size > 1 else ""
@@ -251,7 +257,8 @@ class Members(nn.Module):
         self._accumulation_steps = train_batch_size // micro
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """The loop's batches have this size from here on; as many of them make a step."""
+        """Sets the size of the loop's batches from now on; the number of batches per step is
+        kept."""
         if micro_batch_size <= 0:
             raise InvalidError(
                 f"set_train_micro_batch_size: got {micro_batch_size}, allowed 1 and more"
@@ -269,7 +276,7 @@ class Members(nn.Module):
         num_local_io_workers: int | None = None,
     ) -> torch.utils.data.DataLoader[Any]:
         """A loader of micro-batches: shuffled for training, in order for evaluation. With several
-        ranks each has its part of the dataset, as DistributedSampler cuts it."""
+        ranks each gets its part of the dataset, as with DistributedSampler."""
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         if self.world_size > 1 and data_sampler is None and not iterable:
             data_sampler = torch.utils.data.DistributedSampler(
@@ -288,10 +295,10 @@ class Members(nn.Module):
         )
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
-        """One step: the micro-batches of one accumulation, from the iterator or else the engine's
-        own loader, which begins again where it ends. The model is called with a batch that is a
-        tuple, list or dict by its elements, and returns the loss, alone, first, or as `loss`.
-        Returns the mean of the losses."""
+        """Makes one step with the micro-batches of one accumulation, from the iterator or else from
+        the engine's own loader, which restarts at its end. A batch that is a tuple, list or dict is
+        passed to the model as arguments; the model returns the loss, alone, first in a tuple, or as
+        `loss`. Returns the mean loss."""
         if data_iter is None:
             data_iter = self._own_batches()
         self.train()
@@ -304,8 +311,8 @@ class Members(nn.Module):
         return torch.stack(losses).mean()
 
     def eval_batch(self, data_iter: Iterator[Any], compute_loss: bool = True) -> Any:
-        """The loss of the iterator's next batch without gradients; `compute_loss` False: all that
-        the model returns. The engine trains afterwards if it did before."""
+        """The loss of the iterator's next batch, without gradients; `compute_loss` False: the
+        model's whole result. Restores the training mode afterwards."""
         trained = self.training
         self.eval()
         try:
@@ -326,7 +333,7 @@ class Members(nn.Module):
             self._training_batches = (batch for _ in itertools.count() for batch in loader)
         return self._training_batches
 
-    # What the config says
+    # Values from the config
 
     def get_mom(self) -> list[Any]:
         groups = self.optimizer.param_groups

@@ -1,5 +1,5 @@
-"""Loads the engine, artesian._C, behind torch, whose libraries it needs; everything else of the
-package that needs it takes it from here."""
+"""Loads the engine, artesian._C, after torch, whose libraries it needs; the package's other modules
+import it from here."""
 
 from __future__ import annotations
 
@@ -28,4 +28,5 @@ def _log(level: int, line: str) -> None:
 
 
 _C.set_log(_log)
-atexit.register(_C.set_log, None)  # whatever is logged later has no interpreter
+# Python's log sink must not be called after the interpreter's end
+atexit.register(_C.set_log, None)

@@ -1,4 +1,4 @@
-"""Optimizers: what a loop or a scheduler holds while the engine has the state."""
+"""Optimizers: the objects that a loop or a scheduler uses while the engine has the state."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ REFUSED = {
 
 
 class Moments(Mapping[torch.Tensor, dict[str, Any]]):
-    """What `optimizer.state` is once the engine has it: copies of a parameter's moments, read when
-    they are asked for."""
+    """The value of `optimizer.state` with an engine: copies of a parameter's moments, read on
+    demand."""
 
     def __init__(self, optimizer: TieredOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -68,19 +68,19 @@ class Moments(Mapping[torch.Tensor, dict[str, Any]]):
 
 
 class ParameterCoordinator:
-    """What callers tell that the order of parameters they have recorded is void. Ours is found anew
-    where a pass departs from it, so there is none to drop."""
+    """Stand-in for DeepSpeed's coordinator, whose recorded order of parameters callers can drop.
+    Our order adapts by itself when a pass departs from it, so there is nothing to drop."""
 
     def is_invalid_trace(self) -> bool:
         return True
 
     def _invalidate_trace(self) -> None:
-        """Nothing is recorded."""
+        """Does nothing."""
 
 
 class ParameterOffload:
-    """Of DeepSpeed, whose hooks some programs take off while they generate, and put on again. The
-    engine's hooks let a model generate as it is, so these are none."""
+    """Stand-in for DeepSpeed's class, whose hooks some programs remove while they generate and
+    install again. The engine's hooks need not be removed for that, so this class has none."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -89,11 +89,11 @@ class ParameterOffload:
         self.param_coordinator = ParameterCoordinator()
 
     def _register_deepspeed_module(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
-        """Nothing was taken off."""
+        """Does nothing, as no hooks were removed."""
 
 
 class LossScaler:
-    """What the engine's loss scale is at the moment."""
+    """The engine's present loss scale."""
 
     def __init__(self, engine: Engine) -> None:
         section = expand_dotted(engine.config).get("fp16", {})
@@ -107,18 +107,19 @@ class LossScaler:
 class TieredOptimizer(torch.optim.Optimizer):
     """Holds parameter groups and their constants; step() is the engine's.
 
-    Made with parameters and given to artesian.initialize(), or made by it. What param_groups say
-    when step() is called is what that step does, so any torch scheduler works.
+    Created with parameters and passed to artesian.initialize(), or created by it. A step uses the
+    values in param_groups when step() is called, so any torch scheduler works.
     """
 
-    type = ""  # as optimizer.type of a config
-    keys: tuple[str, ...] = ()  # keys of a group, besides its parameters
+    type = ""  # name in a config's optimizer.type
+    keys: tuple[str, ...] = ()  # keys of a group besides its parameters
     decoupled_decay = False
 
     def __init__(self, params: Iterable[Any], constants: dict[str, Any]) -> None:
         self._engine: Engine | None = None
         self._client: torch.optim.Optimizer | None = None
-        torch.optim.Optimizer.__init__(self, params, constants)  # torch's Adam has its own
+        # skips torch's Adam, which has its own constructor
+        torch.optim.Optimizer.__init__(self, params, constants)
         self.overflow = False
 
     def type_name(self) -> str:
@@ -147,7 +148,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return self._engine
 
     def _attached(self, name: str) -> Engine:
-        """The engine; without one the optimizer has no such attribute."""
+        """Returns the engine's attribute; without an engine the optimizer lacks it."""
         if self._engine is None:
             raise AttributeError(f"{type(self).__name__} without an engine has no {name}")
         return self._engine
@@ -176,12 +177,12 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     @property
     def optimizer(self) -> TieredOptimizer:
-        """What DeepSpeed's wraps; here there is one optimizer."""
+        """In DeepSpeed the wrapped optimizer; here the optimizer itself."""
         self._attached("optimizer")
         return self
 
     def offload_states(self, *arguments: Any, **named: Any) -> None:
-        """engine.offload_states(), which has its arguments."""
+        """Calls engine.offload_states() with these arguments."""
         self._attached("offload_states").offload_states(*arguments, **named)
 
     def reload_states(self, non_blocking: bool = False) -> None:
@@ -192,7 +193,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
-        """A copy of each group's master weights, in one row: all of them in memory at once.
+        """A copy of each group's master weights, flattened: all in memory at once.
         zero.safe_get_full_fp32_param() reads one parameter's."""
         engine = self._attached("fp32_partitioned_groups_flat")
         return [
@@ -207,7 +208,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return self._attached("_global_grad_norm").get_global_grad_norm()
 
     def constants(self) -> list[Constants]:
-        """Of the next step, by group. What the optimizer does not have is 0."""
+        """Constants of the next step, by group. Those that the optimizer lacks are 0."""
         return [constants_of(group) for group in self.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -216,7 +217,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.engine.take_step()
-        if self._client is not None:  # schedulers that were made for it ask it for that
+        # a scheduler made for the client's optimizer checks this attribute
+        if self._client is not None:
             self._client._opt_called = True  # type: ignore[attr-defined]
         return loss
 
@@ -227,9 +229,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             self._engine.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and moments as torch.optim has them, without counts of steps; moments in mapped
-        files where the engine has a folder on NVMe. Only engine.load_checkpoint() goes on from what
-        engine.save_checkpoint() saves."""
+        """Groups and moments in torch.optim's form, without step counts; moments are in mapped
+        files if the engine has a folder on NVMe. To resume training, use engine.save_checkpoint()
+        and engine.load_checkpoint()."""
         if self._engine is None:
             return super().state_dict()
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -242,7 +244,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 "param_groups": groups}  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the groups' constants."""
+        """Loads the groups' constants."""
         if state_dict.get("state"):
             raise UnsupportedError(
                 "optimizer.load_state_dict(): got moments, allowed param_groups only: the moments "
@@ -254,7 +256,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
 
 def refuse_training(call: str) -> InvalidError:
-    """The error of a call that an engine without an optimizer cannot answer."""
+    """The error of a call that needs an optimizer, which the engine does not have."""
     return InvalidError(
         f"{call}: this engine only evaluates: it was made without an optimizer, or with nothing to "
         "train; call initialize() again, with an optimizer, or a section of the config that says "
@@ -263,7 +265,7 @@ def refuse_training(call: str) -> InvalidError:
 
 
 class NoOptimizer(TieredOptimizer):
-    """Of an engine that only evaluates: no groups, no state, and no step."""
+    """The optimizer of an engine that only evaluates: no groups, no state, no step."""
 
     type = "AdamW"
 
@@ -284,11 +286,11 @@ class NoOptimizer(TieredOptimizer):
         return {"state": {}, "param_groups": []}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """There is nothing to load."""
+        """Does nothing: there is nothing to load."""
 
 
 class AdamW(TieredOptimizer):
-    """torch.optim.AdamW's constants."""
+    """With torch.optim.AdamW's constants."""
 
     type = "AdamW"
     decoupled_decay = True
@@ -315,7 +317,7 @@ class AdamW(TieredOptimizer):
 
 
 class Adam(AdamW):
-    """torch.optim.Adam's constants: weight decay is part of the gradient."""
+    """With torch.optim.Adam's constants: weight decay is added to the gradient."""
 
     type = "Adam"
     decoupled_decay = False
@@ -332,15 +334,15 @@ class Adam(AdamW):
 
 
 class TorchAdamW(AdamW, torch.optim.AdamW):
-    """Stands in for torch's own class, for code that asks for the type."""
+    """Also an instance of torch's own class, for code that checks the type."""
 
 
 class TorchAdam(Adam, torch.optim.Adam):
-    """The same of torch.optim.Adam."""
+    """The same for torch.optim.Adam."""
 
 
 class SGD(TieredOptimizer):
-    """torch.optim.SGD's constants."""
+    """With torch.optim.SGD's constants."""
 
     type = "SGD"
     keys = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
@@ -365,7 +367,7 @@ class SGD(TieredOptimizer):
 
 
 class Adagrad(TieredOptimizer):
-    """torch.optim.Adagrad's constants."""
+    """With torch.optim.Adagrad's constants."""
 
     type = "Adagrad"
     keys = ("lr", "lr_decay", "weight_decay", "eps", "initial_accumulator_value")
@@ -390,8 +392,8 @@ class Adagrad(TieredOptimizer):
 
 
 class RMSprop(TieredOptimizer):
-    """torch.optim.RMSprop's constants. A momentum buffer is kept if any group has momentum when the
-    engine is made."""
+    """With torch.optim.RMSprop's constants. A momentum buffer is kept if any group has momentum
+    when the engine is created."""
 
     type = "RMSprop"
     keys = ("lr", "alpha", "eps", "weight_decay", "momentum")
@@ -416,7 +418,7 @@ class RMSprop(TieredOptimizer):
 
 
 class Lion(TieredOptimizer):
-    """The constants of Lion (Chen et al. 2023), with DeepSpeed's defaults."""
+    """Lion (Chen et al. 2023), with DeepSpeed's defaults."""
 
     type = "Lion"
     keys = ("lr", "betas", "weight_decay")
@@ -432,8 +434,8 @@ class Lion(TieredOptimizer):
 
 
 class Lamb(TieredOptimizer):
-    """The constants of LAMB (You et al. 2020), with DeepSpeed's defaults: the last two bound the
-    trust ratio."""
+    """LAMB (You et al. 2020), with DeepSpeed's defaults: the last two constants bound the trust
+    ratio."""
 
     type = "Lamb"
     keys = ("lr", "betas", "eps", "weight_decay", "min_coeff", "max_coeff")
@@ -459,7 +461,7 @@ class Lamb(TieredOptimizer):
         super().__init__(params, constants)
 
 
-# Of DeepSpeed's MuonWithAuxAdam, by use_muon of a group.
+# Defaults of DeepSpeed's MuonWithAuxAdam, by a group's use_muon.
 MUON: dict[bool, dict[str, Any]] = {
     True: {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0},
     False: {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.0},
@@ -468,8 +470,8 @@ MATRICES = (2, 4)  # dimensions; a filter of a 4-D convolution is a row of one m
 
 
 class Muon(TieredOptimizer):
-    """Muon for the matrices of groups with `use_muon` True, AdamW for the others, with the defaults
-    of DeepSpeed's MuonWithAuxAdam."""
+    """Muon for the matrices in groups with `use_muon` True, AdamW for all other parameters, with
+    the defaults of DeepSpeed's MuonWithAuxAdam."""
 
     type = "Muon"
     keys = ("momentum", "betas", "eps", "weight_decay", "muon_lr", "adam_lr")
@@ -504,8 +506,8 @@ class Muon(TieredOptimizer):
 
 
 def mark_matrices(model: torch.nn.Module) -> None:
-    """Says by `use_muon`, as DeepSpeed, which parameters Muon updates, where that is not said:
-    matrices and filters of convolutions of images, but for embeddings and heads."""
+    """Sets `use_muon`, as in DeepSpeed, on parameters without it: true for matrices and filters of
+    2-D convolutions, except embeddings and heads."""
     embeddings = {
         id(module.weight)
         for module in model.modules()
@@ -532,7 +534,8 @@ def mark_matrices(model: torch.nn.Module) -> None:
 
 
 def halves_of(parameters: Iterable[Any], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each group as two: of matrices for Muon, and of all else, with the config's constants."""
+    """Splits each group in two: matrices for Muon, and all other parameters, with the config's
+    constants."""
     given = list(parameters)
     groups = [item for item in given if isinstance(item, dict)]
     loose = [item for item in given if not isinstance(item, dict)]
@@ -572,7 +575,7 @@ def matrices_of(
     return names
 
 
-# By optimizer.type; torch.optim's have the same name there.
+# By optimizer.type; torch.optim's classes have the same names.
 OPTIMIZERS: dict[str, Any] = {
     kind.type: kind for kind in (AdamW, Adam, SGD, Adagrad, RMSprop, Lion, Lamb, Muon)
 }
@@ -585,8 +588,8 @@ def constants_of(group: dict[str, Any]) -> Constants:
 
 
 def params_of(kind: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """optimizer.params of a config: the first group's constants. The most momentum of any group
-    decides whether the engine keeps a buffer of it."""
+    """A config's optimizer.params: the first group's constants, with the largest momentum of any
+    group, which decides whether the engine keeps a momentum buffer."""
     params = {key: groups[0][key] for key in kind.keys}
     params["lr"] = float(params["lr"])
     if "betas" in params:
@@ -597,7 +600,7 @@ def params_of(kind: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Any:
-    """Our class for one of torch.optim's."""
+    """Our class for a class of torch.optim."""
     kind = OPTIMIZERS.get(type(optimizer).__name__)
     if kind in (None, Muon) or type(optimizer) is not getattr(torch.optim, kind.type, None):
         raise UnsupportedError(
@@ -611,7 +614,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The config's optimizer section for a client's optimizer: ours, or torch's."""
+    """The config's optimizer section for a client's optimizer, ours or torch's."""
     if isinstance(optimizer, TieredOptimizer):
         return optimizer.section()
     kind = kind_of(optimizer)
@@ -627,9 +630,9 @@ def section_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def facade(
     values: dict[str, Any], parameters: Iterable[Any], adam: type[AdamW], model: torch.nn.Module
 ) -> TieredOptimizer:
-    """The optimizer that a loop sees where the config says which it is. `parameters`: parameters,
-    or groups, whose constants are the config's unless they have their own. `adam`: the class of
-    either Adam."""
+    """The optimizer that a loop sees if the config defines it. `parameters`: parameters or groups,
+    which use the config's constants unless they have their own. `adam`: the class for either
+    Adam."""
     kind = OPTIMIZERS[values["type"]]
     if kind is Muon:
         mark_matrices(model)
@@ -646,8 +649,8 @@ def facade(
 
 
 def facade_of(optimizer: torch.optim.Optimizer) -> TieredOptimizer:
-    """The same for a client's optimizer. It has the very groups, so that a scheduler that was made
-    for the client's still decides."""
+    """The same for a client's optimizer. It shares the client's groups, so that a scheduler made
+    for the client's optimizer works."""
     kind = kind_of(optimizer)
     kind = {AdamW: TorchAdamW, Adam: TorchAdam}.get(kind, kind)
     result: TieredOptimizer = kind(optimizer.param_groups)
@@ -656,7 +659,7 @@ def facade_of(optimizer: torch.optim.Optimizer) -> TieredOptimizer:
 
 
 def groups_of(optimizer: TieredOptimizer, parameters: dict[str, torch.nn.Parameter]) -> list[int]:
-    """The group of each of a model's parameters; 0 for frozen ones, which have none."""
+    """The group index of each of a model's parameters; 0 for frozen ones, which are in no group."""
     groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
     left = set(groups) - {id(parameter) for parameter in parameters.values()}
     if left:

@@ -1,5 +1,5 @@
-"""The processes that train one model together: PyTorch's process group says which there are, and
-moves what goes between them."""
+"""The processes that train one model together: PyTorch's process group lists them and moves their
+data."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ import torch.distributed as dist
 from artesian.errors import UnsupportedError
 from artesian.native import _C
 
-DEADLINE_S = 1800.0  # PyTorch's own for Gloo
+DEADLINE_S = 1800.0  # PyTorch's default for Gloo
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """Of an engine. `group`: the engine's own, since what it sends must not meet what others send;
-    None with one rank."""
+    """The ranks of an engine. `group`: a separate group, so that the engine's messages do not mix
+    with others; None with one rank."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
     group: _C.Group | None = None
-    of_torch: Any = None  # PyTorch's group, on which `group` is built
+    of_torch: Any = None  # the PyTorch group on which `group` is built
 
     def leave(self) -> None:
-        """Gives the group's connections and threads back, unless its owner has done so with all
+        """Frees the group's connections and threads, unless its owner has already destroyed all
         groups of the process."""
         if self.of_torch is None or not is_initialized():
             return
-        with contextlib.suppress(ValueError):  # the default group has been made anew since
+        with contextlib.suppress(ValueError):  # the default group was recreated meanwhile
             dist.destroy_process_group(self.of_torch)
 
     @property
     def first(self) -> bool:
-        """True for the one that writes files and speaks for all."""
+        """True for the rank that writes files and logs for all."""
         return self.rank == 0
 
 
@@ -54,12 +54,12 @@ def launched() -> int:
 
 
 def join(timeout: Any = None) -> None:
-    """Makes the process group that the launcher's environment asks for, unless there is one. With
-    one process there is none."""
+    """Creates the process group for the launcher's environment, unless one exists. With one process
+    there is none."""
     rank, ranks, local_rank, local_ranks, address, port = _C.this_launch()
     if ranks == 1 or is_initialized():
         return
-    # mpirun and srun have names of their own for them.
+    # mpirun and srun have other names for these variables.
     for name, value in {
         "RANK": rank,
         "WORLD_SIZE": ranks,
@@ -73,8 +73,8 @@ def join(timeout: Any = None) -> None:
 
 
 def ranks_of(group: Any = None) -> Ranks:
-    """Of an engine that is made now, by all ranks of the group alike; `group`: PyTorch's, the
-    default one unless given."""
+    """The ranks of an engine that is being created; all ranks of the group must call it. `group`: a
+    PyTorch group, by default the default group."""
     join()
     if not is_initialized():
         return Ranks()
@@ -112,15 +112,16 @@ def deadline_of(group: Any) -> float:
         try:
             backend = chosen._get_backend(torch.device(device))
             return float(backend.options._timeout.total_seconds())
-        except (AttributeError, RuntimeError):  # it has no backend for the device, or does not say
+        # it has no backend for the device, or does not expose the timeout
+        except (AttributeError, RuntimeError):
             continue
     return DEADLINE_S
 
 
 def data_parallel_group(mpu: Any, mesh: Any) -> Any:
-    """The group of the ranks that have the same part of the model, as a model parallel unit, a
-    DeviceMesh or DeepSpeed's pair (data parallel, sequence parallel) says. That part must be the
-    whole of it, since the norm of a part alone would be wrong. None: all ranks."""
+    """The group of the ranks that have the same part of the model, as defined by a model parallel
+    unit, a DeviceMesh or DeepSpeed's pair (data parallel, sequence parallel). That part must be the
+    whole model, since the norm of a part would be wrong. None: all ranks."""
     if mpu is not None:
         group = getattr(mpu, "get_data_parallel_group", None)
         if group is None:

@@ -1,9 +1,9 @@
-"""artesian report: a page that shows a run, from the steps.jsonl of `artesian train`.
+"""artesian report: makes a page with plots of a run from the steps.jsonl of `artesian train`.
 
     artesian report steps.jsonl [MORE.jsonl ...] --out report.html
 
-Several logs are drawn over one another. The page is one file, with its pictures in it, drawn by
-matplotlib. `artesian report` runs this file as a program.
+Several logs share the plots. The page is one file with embedded plots, drawn by matplotlib.
+`artesian report` runs this file as a program.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def summary(name: str, steps: Steps) -> list[tuple[str, str]]:
     return rows
 
 
-TIMES = {  # seconds of computing, and of waiting, in a step
+TIMES = {  # seconds of computing and of waiting in a step
     "forward": "time_s.forward", "backward": "time_s.backward", "gradients": "time_s.gradients",
     "casts": "time_s.casts", "optimizer": "time_s.optimizer",
     "waits for parameters": "wait_s.param", "waits for gradients": "wait_s.grad",
@@ -143,12 +143,12 @@ def largest(logs: dict[str, Steps], paths: dict[str, str]) -> float:
 
 
 def unit_for(value: float, units: dict[str, float]) -> str:
-    """The largest unit of which there is one, or the smallest."""
+    """The largest unit in which the value is at least one, else the smallest."""
     return next((unit for unit, size in units.items() if value >= size), list(units)[-1])
 
 
 def short_names(logs: dict[str, Steps]) -> dict[str, Steps]:
-    """By names that a legend has room for: of their files, or numbered where those are alike."""
+    """Short names for a legend: those of the files, or numbered if these are equal."""
     files = [os.path.splitext(os.path.basename(path))[0] for path in logs]
     named = [name if len(name) <= 12 else f"{name[:11]}\u2026" for name in files]
     if len(set(named)) < len(named):
@@ -191,7 +191,8 @@ def draw_norm(axes: Any, logs: dict[str, Steps]) -> None:
 
 
 def draw_times(axes: Any, logs: dict[str, Steps]) -> None:
-    """Stacked, of the first log; beside it the step, whose parts overlap."""
+    """Draws the first log's parts of a step, stacked, and beside them the whole step, in which
+    parts overlap."""
     steps = next(iter(logs.values()))
     parts = {label: [v if math.isfinite(v) else 0.0 for v in column(steps, path)]
              for label, path in TIMES.items()}  # fmt: skip
@@ -241,7 +242,7 @@ PICTURES: list[tuple[str, str, Callable[[Any, dict[str, Steps]], None]]] = [
 
 
 def pictures(logs: dict[str, Steps]) -> Iterator[tuple[str, str, str]]:
-    """Titles, explanations and SVGs."""
+    """Yields titles, explanations and SVGs."""
     import matplotlib  # type: ignore[import-not-found]
 
     matplotlib.use("svg")
@@ -254,7 +255,8 @@ def pictures(logs: dict[str, Steps]) -> Iterator[tuple[str, str, str]]:
     numbers = [number for steps in logs.values() for number in finite(column(steps, "step"))]
     for title, text, draw in PICTURES:
         figure = pyplot.figure(figsize=(10.5, 2.8))
-        axes = figure.add_axes((0.075, 0.17, 0.675, 0.79))  # the same, so that steps are aligned
+        # the same for all plots, so that steps are aligned
+        axes = figure.add_axes((0.075, 0.17, 0.675, 0.79))
         draw(axes, logs)
         if min(numbers) < max(numbers):
             axes.set_xlim(min(numbers), max(numbers))
@@ -295,7 +297,7 @@ def page(logs: dict[str, Steps]) -> str:
 
 def main() -> None:
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
-        sys.path.pop(0)  # this folder, whose module names hide others
+        sys.path.pop(0)  # this folder, whose module names would hide other modules
     parser = argparse.ArgumentParser(
         prog="artesian report", description="Draws the steps of a run as one HTML page."
     )

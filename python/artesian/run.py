@@ -3,7 +3,7 @@
     python -m artesian.run script.py ARGUMENTS
     python -m artesian.run -m module ARGUMENTS
 
-The script and its processes find artesian where they look for deepspeed; nothing else is changed.
+The script and its child processes get Artesian when they import deepspeed; nothing else changes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def torchrun(
     command: list[str], nodes: int, node: int | str, processes: int, address: str, port: int
 ) -> list[str]:
-    """PyTorch's torchrun, which starts the command so often on one of `nodes` machines, each with
-    the variables of its rank; ends the others if one fails, and passes signals on."""
+    """The torchrun command that starts `command` several times on one of `nodes` machines, each
+    with the variables of its rank. torchrun ends the others if one fails, and forwards signals."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
         *(f"--node-rank={node}", f"--nproc-per-node={processes}"),
@@ -42,7 +42,7 @@ def torchrun(
 
 
 def start_together(processes: int, port: int, command: list[str], **variables: str) -> NoReturn:
-    """Becomes torchrun, on this machine alone."""
+    """Replaces this process by torchrun, on this machine only."""
     of_one = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in of_one}
     sys.stdout.flush()

@@ -27,11 +27,11 @@ from artesian.state import persistent_buffers
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
-ENGINE_FILE = "engine"  # counts, constants of groups, the scheduler
+ENGINE_FILE = "engine"  # counts, constants of groups, and the scheduler
 CLIENT_FILE = "client_state"
 
-# What a checkpoint's file may name beside what torch.load(weights_only=True) knows: classes that
-# hold values and run nothing.
+# Names that a checkpoint's file may contain besides those that torch.load(weights_only=True)
+# allows: classes that hold values and run no code.
 ARRAYS: list[Any] = [
     *(np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]),
     *(type(np.dtype(kind)) for kind in "?bBhHiIlLefd"),
@@ -40,7 +40,7 @@ VALUES: list[Any] = [
     *(argparse.Namespace, types.SimpleNamespace, collections.defaultdict, collections.deque),
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
     *(pathlib.Path, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
-    *(bool, bytes, dict, float, int, list, set, str, tuple),  # what a defaultdict makes
+    *(bool, bytes, dict, float, int, list, set, str, tuple),  # for a defaultdict's factory
 ]
 
 
@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
 
 
 def other_names(engine: Engine) -> list[tuple[str, str]]:
-    """Pairs of another name of a tied parameter and the name that the engine has for it."""
+    """Pairs: another name of a tied parameter, and the engine's name for it."""
     names: dict[int, str] = {}
     result = []
     for name, parameter in engine.module.named_parameters(remove_duplicate=False):
@@ -107,7 +107,8 @@ HELD: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 
 
 def check_tags(engine: Engine, tag: str | None) -> None:
-    """Compares the tags of all ranks, as `checkpoint.tag_validation` says. Rank 0's is used."""
+    """Compares the tags of all ranks, as set in `checkpoint.tag_validation`. Rank 0's tag is
+    used."""
     section = engine.config.get("checkpoint")
     mode = str((section or {}).get("tag_validation", "Warn")).lower()
     group = engine.ranks.group
@@ -124,7 +125,8 @@ def check_tags(engine: Engine, tag: str | None) -> None:
 
 
 def take_folder(engine: Engine, folder: str) -> None:
-    """An engine holds the folder that it saved in last. Of this process' the later one gets it."""
+    """An engine locks the folder in which it saved last. Within this process a later engine takes
+    it over."""
     for other, held in list(HELD.items()):
         if other is not engine and held == folder and not other.is_closed:
             other._core.leave_checkpoints()
@@ -141,7 +143,7 @@ def save(
     replace_any: bool,
     becomes_latest: bool,
 ) -> str:
-    """Returns the checkpoint's tag once it is durable."""
+    """Saves a checkpoint; returns its tag once it is durable."""
     if save_dir is None or not os.fspath(save_dir):
         raise InvalidError(f"save_checkpoint: save_dir: got {save_dir!r}, allowed a folder")
     folder = os.fspath(save_dir)
@@ -205,8 +207,8 @@ def restore_buffers(engine: Engine, saved: dict[str, torch.Tensor]) -> None:
 
 
 def restore_training(engine: Engine, loaded: dict[str, Any], with_scheduler: bool) -> None:
-    """Restores counts, constants of groups and the scheduler; from a checkpoint that was not saved
-    from Python, the counts alone."""
+    """Restores counts, constants of groups and the scheduler; from a checkpoint not saved from
+    Python, only the counts."""
     data = loaded["client"].get(ENGINE_FILE)
     engine.global_steps = loaded["step"]
     if data is None:
@@ -214,7 +216,7 @@ def restore_training(engine: Engine, loaded: dict[str, Any], with_scheduler: boo
         return
     ours = unpack(data)
     engine.micro_steps = ours["micro_steps"]
-    if ours.get("world_size", 1) != engine.world_size:  # a rank has another part of a step
+    if ours.get("world_size", 1) != engine.world_size:  # each rank makes another part of a step
         engine.micro_steps = loaded["step"] * engine.gradient_accumulation_steps()
     engine.skipped_steps = ours["skipped_steps"]
     groups = engine.optimizer.param_groups
@@ -238,8 +240,8 @@ def load(
     scheduler_states: bool,
     custom_load_fn: Any,
 ) -> tuple[str | None, dict[str, Any]]:
-    """Returns the checkpoint's folder and what the client has saved; None and nothing where there
-    is no checkpoint and no tag asks for one."""
+    """Returns the checkpoint's folder and the client state; None and nothing if there is no
+    checkpoint and no tag was given."""
     if custom_load_fn is not None:
         raise UnsupportedError("load_checkpoint: custom_load_fn is not supported")
     folder = os.fspath(load_dir)

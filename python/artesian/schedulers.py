@@ -1,4 +1,4 @@
-"""DeepSpeed's learning-rate schedules as torch schedulers. The numbers are the engine's."""
+"""DeepSpeed's learning rate schedules as torch schedulers. The engine computes the rates."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ CYCLE_MIN_MOM = "cycle_min_mom"
 CYCLE_MAX_MOM = "cycle_max_mom"
 DECAY_MOM_RATE = "decay_mom_rate"
 
-# Parameters of schedules that may be lists, of one number for each parameter group, and what of
-# Ends they are.
+# Parameters of schedules that may be lists with one number per parameter group, and the
+# corresponding fields of Ends.
 BY_GROUP = {
     WARMUP_MIN_LR: "low",
     WARMUP_MAX_LR: "high",
@@ -66,7 +66,8 @@ COUNTS = (TOTAL_NUM_STEPS, WARMUP_NUM_STEPS)
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """What a schedule leads a parameter group between. lr: its own, before the schedule."""
+    """The rates between which a schedule moves a parameter group. lr: the group's own rate, without
+    the schedule."""
 
     lr: float
     low: float
@@ -76,10 +77,10 @@ class Ends:
 
 
 class Rates:
-    """What a config says of a schedule's rates by parameter group, which the engine does not read.
+    """A schedule's rates by parameter group, from the config; the engine does not read these.
 
-    lists: by name, one number for each group.  has_maximum: false if each group is led to its own
-    rate.
+    lists: by name, one number for each group.  has_maximum: false if each group's maximum is its
+    own rate.
     """
 
     def __init__(self, params: dict[str, Any]) -> None:
@@ -98,7 +99,8 @@ class Rates:
                     )
 
     def ends_of(self, groups: list[dict[str, Any]], config: _C.Config) -> list[Ends]:
-        """By parameter group, whose rates are still those before the schedule."""
+        """The ends for each parameter group; the groups' rates must be those from before the
+        schedule."""
         for name, rates in self.lists.items():
             if len(rates) != len(groups):
                 raise InvalidError(
@@ -117,8 +119,8 @@ class Rates:
 
 
 def with_known_curve(section: Any) -> Any:
-    """A config's scheduler; a curve of the warm-up that nobody knows is "log", with a warning, as
-    in DeepSpeed."""
+    """A config's scheduler section; an unknown warm-up curve becomes "log", with a warning, as in
+    DeepSpeed."""
     params = section.get("params") if isinstance(section, dict) else None
     curve = params.get(WARMUP_TYPE, "log") if isinstance(params, dict) else "log"
     if curve in (WARMUP_LOG_RATE, WARMUP_LINEAR_RATE, "auto"):
@@ -130,10 +132,10 @@ def with_known_curve(section: Any) -> Any:
 
 
 def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[str, Any], Rates]:
-    """The config for the engine, where the first rate stands for a list; and all of them.
+    """The config for the engine, with each list of rates replaced by its first; and the lists.
 
-    `zero_is_one`: a schedule of no steps, which Trainer asks for where it only evaluates, is one of
-    one step, whose rates are the same, as in DeepSpeed.
+    `zero_is_one`: a schedule of zero steps, which Trainer uses when it only evaluates, becomes one
+    of one step with the same rates, as in DeepSpeed.
     """
     section = expand_dotted(values).get("scheduler")
     if zero_is_one:
@@ -152,9 +154,9 @@ def take_rates(values: dict[str, Any], zero_is_one: bool = False) -> tuple[dict[
 
 
 class ConfigSchedule(LRScheduler):
-    """The config's schedule, as DeepSpeed counts: from the optimizer step after this many calls of
-    step(). Each parameter group is led to its own rate where the config names none, and
-    WarmupCosineLR takes shares of it. OneCycle sets the groups' betas, too."""
+    """The config's schedule, counted as in DeepSpeed: after n calls of step(), the rates are those
+    of the following optimizer step. If the config names no maximum, each parameter group uses its
+    own rate; WarmupCosineLR multiplies it. OneCycle also sets the groups' betas."""
 
     def __init__(
         self,
@@ -175,12 +177,13 @@ class ConfigSchedule(LRScheduler):
         super().__init__(optimizer, last_batch_iteration)
 
     def state_dict(self) -> dict[str, Any]:
-        """Without what the config and the groups say: a changed config counts from here on."""
+        """State without the config's and the groups' values, so that a changed config applies from
+        here on."""
         left = ("config", "ends", "params")
         return {key: value for key, value in super().state_dict().items() if key not in left}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of a state of DeepSpeed's."""
+        """Also accepts a state of DeepSpeed's."""
         iteration = state_dict.get("last_batch_iteration")
         if iteration is not None:
             state_dict = {"last_epoch": iteration + 1}
@@ -188,7 +191,7 @@ class ConfigSchedule(LRScheduler):
 
     @property
     def last_batch_iteration(self) -> int:
-        """DeepSpeed's name and count."""
+        """The count under DeepSpeed's name."""
         return self.last_epoch - 1
 
     def __getattr__(self, name: str) -> Any:
@@ -199,7 +202,7 @@ class ConfigSchedule(LRScheduler):
 
     @property
     def min_lrs(self) -> list[float]:
-        """DeepSpeed's name of the rates at the schedule's low end, by group."""
+        """The rates at the schedule's low end, by group, under DeepSpeed's name."""
         return [ends.low for ends in self.ends]
 
     @property
@@ -207,7 +210,7 @@ class ConfigSchedule(LRScheduler):
         return [ends.high for ends in self.ends]
 
     def get_lr_ratio(self) -> float:
-        """Of WarmupCosineLR: the share of its own rate that each group has."""
+        """For WarmupCosineLR: the factor of each group's own rate."""
         return self.config.learning_rate(self.last_epoch, lr=1.0, low=0.0, high=1.0)
 
     def get_lr(self) -> list[float | torch.Tensor]:
@@ -218,8 +221,9 @@ class ConfigSchedule(LRScheduler):
         ]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Both betas by group; None where no momentum is cycled. As DeepSpeed says it: of the next
-        step, but for the first one, of which it says the high end and takes the low one."""
+        """Both betas by group; None if momentum is not cycled. As in DeepSpeed they are those of
+        the next step, except before the first step: then DeepSpeed reports the high end but uses
+        the low one."""
         betas = self._betas()
         if betas is not None and self.last_epoch == 0:
             highs = [ends.high_momentum for ends in self.ends]
@@ -235,12 +239,13 @@ class ConfigSchedule(LRScheduler):
         return betas or None
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """The next rates; or, as DeepSpeed counts, those after the step of this number, from 0."""
+        """Sets the next rates or, counted as in DeepSpeed, those after the step with this number,
+        from 0."""
         if last_batch_iteration is not None:
             self.last_epoch = last_batch_iteration
         super().step()
         for group, betas in zip(self.optimizer.param_groups, self._betas() or (), strict=False):
-            if "betas" in group:  # as in DeepSpeed: of others no momentum is cycled
+            if "betas" in group:  # as in DeepSpeed, momentum of other optimizers is not cycled
                 group["betas"] = betas
 
 
@@ -255,7 +260,7 @@ class _Named(ConfigSchedule):
         section = with_known_curve({"type": kind, "params": params})
         params = section["params"]
         values, rates = take_rates({"scheduler": section})
-        if last_batch_iteration >= 0:  # nothing is written yet, and torch asks for it
+        if last_batch_iteration >= 0:  # torch asks for the rates before they are first written
             for group in wrapped.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         config = read_config(values, kind)
@@ -307,7 +312,8 @@ class WarmupDecayLR(_Named):
 
 
 class WarmupCosineLR(_Named):
-    """deepspeed.runtime.lr_schedules.WarmupCosineLR, of shares of each group's own rate."""
+    """deepspeed.runtime.lr_schedules.WarmupCosineLR, whose rates are factors of each group's own
+    rate."""
 
     def __init__(
         self,
@@ -395,11 +401,11 @@ NAMED = {
 def schedule_of(
     optimizer: torch.optim.Optimizer, values: dict[str, Any], config: _C.Config, rates: Rates
 ) -> ConfigSchedule:
-    """The config's schedule, as one of the classes above. `values`: the config as it was given."""
+    """The config's schedule, as one of the classes above. `values`: the config as given."""
     section = expand_dotted(values)["scheduler"]
     schedule = object.__new__(NAMED[section["type"]])
     params = dict(section.get("params") or {})
-    if params.get(WARMUP_TYPE) != WARMUP_LINEAR_RATE:  # take_rates() has told of another
+    if params.get(WARMUP_TYPE) != WARMUP_LINEAR_RATE:  # take_rates() has logged other values
         params[WARMUP_TYPE] = WARMUP_LOG_RATE
     ConfigSchedule.__init__(schedule, optimizer, config, rates, params=params)
     return schedule

@@ -1,4 +1,4 @@
-"""State that leaves an engine as a whole: a model's state_dict(), copies of its parameters."""
+"""State exported as a whole: a model's state_dict(), copies of its parameters."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
-SMALL = 1 << 20  # bytes: stays in memory
+SMALL = 1 << 20  # bytes: tensors up to this size stay in memory
 
 
 def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.Tensor:
-    """A tensor in a mapped file without a name, so that the kernel may write it out and drop it
-    from memory. Its room on the disk is reserved at once. Each tensor has a file of its own,
-    because savers take tensors that share a file for tied."""
+    """A tensor in an unnamed mapped file, so that the kernel may write it out and drop it from
+    memory. Its disk space is reserved at once. Each tensor has its own file, because savers treat
+    tensors that share a file as tied."""
     handle, path = tempfile.mkstemp(prefix="artesian-export-", dir=folder)
     try:
         try:
             os.posix_fallocate(handle, 0, shape.numel() * dtype.itemsize)
-        except OSError as error:  # a file system that reserves nothing
+        except OSError as error:  # the file system cannot reserve space
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
                 raise
             os.truncate(handle, shape.numel() * dtype.itemsize)
@@ -39,9 +39,9 @@ def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.T
 
 
 class AsStored:
-    """Converts the values of a state_dict() to the dtype in which parameters are stored, as
-    consolidated_state_dict() has them. For models whose parameters are resident and computed with
-    in another dtype; a hook of the model and of each module below, which may be asked by itself."""
+    """Converts the values of a state_dict() to the dtype in which parameters are stored, like
+    consolidated_state_dict(). For models with resident parameters and another compute dtype. It is
+    a hook of the model and of each module below, whose state_dict() may be called separately."""
 
     def __init__(
         self, parameters: list[torch.nn.Parameter], dtype: torch.dtype, folder: str | None
@@ -53,7 +53,7 @@ class AsStored:
     def __call__(self, values: dict[str, Any]) -> None:
         alive = [parameter for each in self.parameters if (parameter := each()) is not None]
         ours = {p.data_ptr() for p in alive if p.dtype != self.dtype}
-        converted: dict[int, torch.Tensor] = {}  # tied ones are one tensor
+        converted: dict[int, torch.Tensor] = {}  # tied parameters must remain one tensor
         for name, value in values.items():
             if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
                 continue
@@ -75,7 +75,7 @@ def is_mapped(tensor: torch.Tensor) -> bool:
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the buffers that a state_dict() has."""
+    """Names and tensors of the buffers that are part of a state_dict()."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -85,8 +85,8 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
 def values_of_parameters(
     engine: Engine, parameters: Iterable[torch.nn.Parameter]
 ) -> dict[int, torch.Tensor]:
-    """Copies of the engine's parameters by id, in the dtype in which they are stored; in mapped
-    files where consolidated_state_dict() uses them."""
+    """Copies of the engine's parameters by id, in their stored dtype; in mapped files where
+    consolidated_state_dict() uses them."""
     folder, dtype = engine.config_values.nvme_path, engine.param_dtype
     values = {}
     for parameter in parameters:
@@ -102,9 +102,9 @@ def consolidated_state_dict(
     engine: Engine, exclude_frozen_parameters: bool = False
 ) -> dict[str, torch.Tensor]:
     """The model's state_dict(), with parameters in the dtype in which they are stored. If the
-    engine has a folder on NVMe, larger parameters are mapped files there, so that a model can be
-    saved that memory cannot hold; a file is gone when its tensor is. Tied parameters are one
-    tensor. With several ranks all call it, and rank 0 has it; the others have {}."""
+    engine has a folder on NVMe, larger parameters are mapped files there, so that a model larger
+    than memory can be saved; a file disappears with its tensor. Tied parameters are one tensor.
+    With several ranks all must call it; rank 0 gets the result, the others {}."""
     tensors: dict[int, torch.Tensor] = {}
     if not engine.ranks.first:
         for parameter in dict.fromkeys(p for _, p in engine.module.named_parameters()):

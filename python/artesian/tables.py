@@ -20,7 +20,7 @@ from artesian.freezing import is_frozen_here
 from artesian.native import _C
 from artesian.units import Plan
 
-SMALLEST = 1 << 22  # elements: a tile
+SMALLEST = 1 << 22  # elements, as many as a tile
 
 
 class Forward:
@@ -39,7 +39,7 @@ class Forward:
 
 def reads_as_a_table(module: nn.Module) -> bool:
     """True if the module's forward is a plain look-up or product."""
-    if "forward" in vars(module):  # replaced by the caller
+    if "forward" in vars(module):  # the caller has replaced forward
         return False
     if type(module) is nn.Embedding:
         return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
@@ -67,7 +67,7 @@ def stages_of(
     plan: Plan, tables: dict[str, list[nn.Module]], numbers: dict[str, int]
 ) -> list[tuple[str, list[int], int | None]]:
     """The engine's stages, one for each unit: name, parameters, and the table that it looks up, if
-    it does nothing else."""
+    that is all it does."""
     owned = {module: numbers[name] for name, modules in tables.items() for module in modules}
     stages = []
     for unit in plan.units:
@@ -95,7 +95,7 @@ def give_forwards(
 
 
 def writes(func: Any) -> bool:
-    """True if a torch function may change its argument, or return it: x.add_(y), x.data."""
+    """True if a torch function may change or return its argument: x.add_(y), x.data."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name in ("__get__", "__set__", "__setitem__") or name.startswith("__i")
@@ -103,8 +103,8 @@ def writes(func: Any) -> bool:
 
 
 class AsComputed:
-    """Gives copies of tables, in the dtype of computing, to code that reads a table in any other
-    way than the owning module's look-up or product."""
+    """Gives copies of tables, in the compute dtype, to code that reads a table in any other way
+    than the owning module's look-up or product."""
 
     def __init__(self, tables: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         self.tables = {id(table) for table in tables if table.dtype != dtype}
@@ -113,8 +113,8 @@ class AsComputed:
 
     def copied(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments of a torch function with tables replaced by copies. A function that writes
-        gets the table itself, as does one that also gets another tensor of the table's dtype: then
-        the caller has adapted to that dtype."""
+        gets the table itself; so does a function that also gets another tensor with the table's
+        dtype, as the caller has then adapted to that dtype."""
         if not self.tables or writes(func):
             return args, kwargs
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]

@@ -1,9 +1,9 @@
-"""Sends the figures of steps to the trackers that a config's sections tensorboard, wandb,
-csv_monitor and comet name, as DeepSpeed does: under its names, by samples. What fails here costs no
-step: a tracker that is not installed, or raises, is left out with one warning.
+"""Sends the figures of steps to the trackers in a config's sections tensorboard, wandb, csv_monitor
+and comet, under DeepSpeed's names and by number of samples. A failure never ends a step: a tracker
+that is not installed, or raises, is skipped with one warning.
 
 `artesian train` runs this file as a program, which reads one JSON line for each step from stdin. So
-it imports nothing but the standard library before a tracker is asked for.
+it imports only the standard library until a tracker is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 
 def as_flag(value: Any) -> Any:
-    """`artesian train` gives all values as text."""
+    """`artesian train` passes all values as text."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
@@ -80,7 +80,7 @@ class Wandb:
 
 
 class Csv:
-    """A file for each figure: FOLDER/Train_Samples_lr.csv, of lines "samples, value"."""
+    """One file per figure: FOLDER/Train_Samples_lr.csv, with lines "samples, value"."""
 
     def __init__(self, section: Mapping[str, Any]) -> None:
         self.folder = folder_of(section)
@@ -110,7 +110,7 @@ class Comet:
         if section.get("experiment_name") is not None:
             self.experiment.set_name(section["experiment_name"])
         self.interval = int(section.get("samples_log_interval", 100))
-        self.logged = -math.inf  # the samples of the last events that were sent
+        self.logged = -math.inf  # number of samples of the last events sent
 
     def write(self, events: list[Event]) -> None:
         samples = events[0][2]
@@ -132,7 +132,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {
 
 
 class Trackers:
-    """The trackers of a config. `enabled`, `write_events` and their arguments are DeepSpeed's."""
+    """The trackers of a config. `enabled`, `write_events` and their arguments are as in
+    DeepSpeed."""
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self.trackers: dict[str, Tracker] = {}
@@ -156,7 +157,7 @@ class Trackers:
     def _try(self, name: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # whatever a foreign package raises
+        except Exception as error:  # foreign packages may raise anything
             self.trackers.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
             logging.getLogger("artesian").warning(
@@ -169,7 +170,7 @@ class Trackers:
             self._try(name, functools.partial(tracker.write, events))
 
     def step(self, figures: Mapping[str, Any], samples: int) -> None:
-        """One step's figures, under their names in `last_step` and in --log-jsonl."""
+        """Sends one step's figures, under their names in `last_step` and in --log-jsonl."""
         if not self.trackers:
             return
         values = ((NAMES[key], figures.get(key)) for key in NAMES)
@@ -178,8 +179,8 @@ class Trackers:
         )
 
     def remove(self) -> None:
-        """Ends them, with the engine whose they are. One that has ended before us, at the
-        interpreter's end, has all figures: what it says of that is nobody's concern."""
+        """Closes the trackers when their engine ends. A tracker that was closed earlier, at the
+        interpreter's end, has received all figures, so its errors are ignored."""
         for tracker in self.trackers.values():
             with contextlib.suppress(Exception):
                 tracker.close()
@@ -187,8 +188,8 @@ class Trackers:
 
 
 def main() -> None:
-    """trackers.py SECTIONS SAMPLES: the config's sections as JSON, and the samples of a step."""
-    sys.path.pop(0)  # this folder, whose module names hide others
+    """trackers.py SECTIONS SAMPLES: the config's sections as JSON, and the samples per step."""
+    sys.path.pop(0)  # this folder, whose module names would hide other modules
     logging.basicConfig(format="artesian: %(levelname)s: %(message)s")
     logging.addLevelName(logging.WARNING, "warning")
     trackers = Trackers(json.loads(sys.argv[1]))

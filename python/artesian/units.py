@@ -3,7 +3,7 @@
 A unit is a block, or a module outside of all blocks that owns parameters itself, with everything
 below it. Blocks are the elements of the outermost ModuleLists whose elements are of one class, and
 modules of the classes that a Hugging Face model must not have split (`_no_split_modules`), or that
-set_z3_leaf_modules() has named. Pure: the tree of modules is read, and nothing is changed.
+set_z3_leaf_modules() has named. Pure: the tree of modules is only read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ HOLDERS = (nn.ParameterList, nn.ParameterDict)
 
 @dataclasses.dataclass
 class Unit:
-    """A module and the parameters that are gathered while it runs, by their names in the model."""
+    """A module, and the parameters that are gathered while it runs, by their names in the model."""
 
     name: str
     module: nn.Module
     parameters: list[str]
-    # True if units lie below it. Its parameters are gathered all the while, so each unit below has
-    # them, too: whoever plans memory must count both.
+    # True if there are units below it. Its parameters are gathered while these run, so memory plans
+    # must count both.
     above_others: bool = False
 
 
@@ -36,9 +36,9 @@ class Plan:
 
     units: list[Unit]
     containers: list[tuple[str, nn.Module]]
-    blocks: dict[str, nn.Module]  # the outermost, by name
-    parameters: dict[str, nn.Parameter]  # the engine's: floating-point, each once
-    kept: dict[str, nn.Parameter]  # parameters that the engine does not take
+    blocks: dict[str, nn.Module]  # the outermost blocks, by name
+    parameters: dict[str, nn.Parameter]  # the engine's parameters: floating point, each once
+    kept: dict[str, nn.Parameter]  # parameters that the engine does not manage
 
 
 def is_managed(parameter: nn.Parameter) -> bool:
@@ -69,7 +69,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def owned(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters that belong to no module that is called below this one."""
+    """Parameters of a module that belong to no module called below it."""
     yield from module.parameters(recurse=False)
     for child in module.children():
         if isinstance(child, HOLDERS):
@@ -77,7 +77,7 @@ def owned(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def above_of(names: Iterable[str]) -> set[str]:
-    """The names of the modules above those, with the model's own, which is empty."""
+    """The names of all modules above these, including the model's own, which is empty."""
     paths = [name.split(".") for name in names]
     return {""} | {".".join(path[:count]) for path in paths for count in range(len(path))}
 
@@ -154,8 +154,8 @@ def explain(model: nn.Module) -> str:
 
 
 def other_tensors(model: nn.Module, plan: Plan) -> list[tuple[str, torch.Tensor]]:
-    """Tensors of the model that are no parameters of the engine's: buffers, parameters that stay
-    where they are, and plain attributes, also in lists."""
+    """Tensors of the model that are not parameters of the engine: buffers, other parameters, and
+    plain attributes, also in lists."""
     ours = {id(parameter) for parameter in plan.parameters.values()}
     found: list[tuple[str, torch.Tensor]] = list(model.named_buffers())
     found.extend(plan.kept.items())

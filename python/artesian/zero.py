@@ -1,4 +1,4 @@
-"""DeepSpeed's calls around parameters that are not in memory as a whole."""
+"""DeepSpeed's functions for parameters that are not completely in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def spool_folder(config: Any) -> str | None:
-    """The config's NVMe folder for parameters, or, until that exists, the folder above."""
+    """The config's NVMe folder for parameters or, until that exists, its parent."""
     if config is None:
         return None
     values = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
@@ -36,7 +36,7 @@ def spool_folder(config: Any) -> str | None:
 
 
 def stage_of(config: Any) -> Any:
-    """The stage that a config asks for; without one, that of Init's caller."""
+    """The stage in a config; without one, that of Init's caller."""
     if config is None:
         return 3
     section = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
@@ -44,21 +44,22 @@ def stage_of(config: Any) -> Any:
 
 
 def spool(parameter: nn.Parameter, folder: str) -> None:
-    """Moves a parameter's memory into a mapped file, which can leave the memory; it stays the same
-    parameter, and can be read and written as before. Small ones stay where they are."""
+    """Moves a parameter's data into a mapped file, which the kernel can drop from memory; the
+    parameter object stays the same, and can be read and written as before. Small parameters are not
+    moved."""
     values = parameter.detach()
     if values.device.type == "cpu" and values.nbytes >= SMALL and not is_mapped(values):
         parameter.data = empty_in_file(values.shape, values.dtype, folder).copy_(values)
 
 
 class Init(contextlib.AbstractContextManager["Init"]):
-    """Models are made inside of it. Where the config has parameters on NVMe, each that a module
-    gets lies in a mapped file there from then on, so that a model may be made, loaded and
-    initialized that memory cannot hold; the files have no names, and go when the engine takes the
-    parameters over. Else models are made in memory, as without it.
+    """A context in which models are created. If the config has parameters on NVMe, each new
+    parameter of a module is put into a mapped file there, so that models larger than memory can be
+    created, loaded and initialized. The files are unnamed, and disappear when the engine takes over
+    the parameters. Otherwise models are created in memory, as without this context.
 
-    `module`: one that is there already, whose parameters are moved. The other arguments are
-    DeepSpeed's, and have no effect."""
+    `module`: an existing module, whose parameters are moved. The other arguments are DeepSpeed's,
+    and have no effect."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
         if self.enabled:
             from artesian.deepspeed import comm
 
-            comm.init_distributed()  # scripts count on it from here on
+            comm.init_distributed()  # scripts rely on it from now on
         if self.enabled:
             self.handle = register_module_parameter_registration_hook(self._take)
         return self
@@ -105,13 +106,13 @@ class Init(contextlib.AbstractContextManager["Init"]):
 
 
 def engine_of(parameter: Any) -> Engine | None:
-    """The engine that has the parameter's memory, if one has."""
+    """The engine that manages the parameter's memory, if any."""
     reference = getattr(parameter, "_artesian_engine", None)
     return None if reference is None else reference()
 
 
 def is_released(parameter: Any) -> bool:
-    """True if an engine has the parameter's memory, and it is not resident."""
+    """True if an engine manages the parameter's memory, and the parameter is not resident."""
     engine = engine_of(parameter)
     return engine is not None and not engine.resident
 
@@ -121,7 +122,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def check_is_there(parameter: nn.Parameter, engine: Engine) -> None:
-    """In the middle of a backward, which gathers what its forward has read."""
+    """Checks a read in the middle of a backward, which gathers only what its forward has read."""
     try:
         parameter.data_ptr()
     except RuntimeError:
@@ -134,17 +135,17 @@ def check_is_there(parameter: nn.Parameter, engine: Engine) -> None:
 
 @dataclasses.dataclass
 class Lent:
-    """A parameter that has a copy of its values."""
+    """A parameter that was lent a copy of its values."""
 
     parameter: nn.Parameter
-    released: torch.Tensor  # the memory that it has otherwise
+    released: torch.Tensor  # its memory while it is not lent
     version: int
     checksum: int
 
 
 @dataclasses.dataclass
 class Returned:
-    """A parameter that was lent, with the values that it had at the end."""
+    """A parameter that was lent, with its values at the end."""
 
     parameter: nn.Parameter
     values: torch.Tensor
@@ -152,13 +153,13 @@ class Returned:
 
 
 class GatheredParameters(contextlib.AbstractContextManager[None]):
-    """Parameters can be read inside of it: each has a copy of its values, all in memory at once.
-    Inside of a module's call they are gathered for that module, until its end, and cannot be
-    changed. What the engine does not have, or has resident, is left alone. With a `modifier_rank`,
-    what is changed inside is written back at the end, unless an exception ends it: elements that
-    are as they were keep their master weights, and a swap that is undone before the next step
-    restores them. Without one, changes are dropped, with one warning. With several ranks, which
-    enter and leave it together, the modifier's changes count."""
+    """A context in which parameters can be read: each has a copy of its values, all in memory at
+    once. Inside of a module's call they are gathered for that module until its end, and cannot be
+    changed. Resident parameters, and those that the engine does not manage, are left alone. With a
+    `modifier_rank`, changes are written back at the end, unless an exception occurs: unchanged
+    elements keep their master weights, and a swap that is undone before the next step restores
+    them. Without it, changes are dropped, with one warning. Several ranks must enter and leave the
+    context together; the modifier's changes are used."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         enabled: bool = True,
     ) -> None:
         given: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
-        # Duplicates, and parameters that an outer context has gathered, are left out.
+        # Duplicates, and parameters that an outer context has gathered, are skipped.
         self.parameters = {id(p): p for p in given if enabled and is_released(p)}
         self.modifier = modifier_rank
         self.lent: list[Lent] = []
@@ -205,7 +206,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             changed = changed or checksum(parameter.data) != lent.checksum
             returned.append(Returned(parameter, parameter.data, changed))
             parameter.data = lent.released
-            # The engine takes a version that it has not set for a user's mistake, so undo ours.
+            # The engine would treat an unexpected version as a user's mistake, so restore the old
+            # one.
             torch._C._autograd._unsafe_set_version_counter((parameter,), (lent.version,))
             parameter._artesian_lent = False  # type: ignore[attr-defined]
             engine = engine_of(parameter)
@@ -231,7 +233,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
 
 def take_from(rank: int, returned: Returned) -> None:
-    """What a rank has made of a parameter, all ranks have."""
+    """Copies one rank's values of a parameter to all ranks."""
     engine = engine_of(returned.parameter)
     if engine is None or engine.ranks.group is None:
         return
@@ -252,8 +254,8 @@ def tell_dropped_once() -> None:
 
 
 def write_back(changed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
-    """The parameters' values, in their dtypes, become these: all of them, or where there is no room
-    for their master weights (masters.py), none."""
+    """Replaces the parameters' values, in their dtypes: all of them or, if there is no room for
+    their master weights (masters.py), none."""
     engines = {id(engine): engine for p, _ in changed if (engine := engine_of(p)) is not None}
     for engine in engines.values():
         engine.saved_masters.take_room(engine, [p for p, _ in changed if engine_of(p) is engine])
@@ -264,7 +266,7 @@ def write_back(changed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
 
 
 def safe_get_full_fp32_param(parameter: nn.Parameter) -> torch.Tensor | None:
-    """A copy of the parameter's master weights; None if no engine has it."""
+    """A copy of the parameter's master weights; None if no engine manages it."""
     engine = engine_of(parameter)
     return None if engine is None else engine.full_parameter(parameter)
 
@@ -273,7 +275,7 @@ def safe_get_full_optimizer_state(
     parameter: nn.Parameter, optim_state_key: str
 ) -> torch.Tensor | None:
     """A copy of the parameter's "exp_avg", "exp_avg_sq" or another moment of its optimizer; None if
-    no engine has it."""
+    no engine manages it."""
     engine = engine_of(parameter)
     return None if engine is None else engine.full_state(parameter, optim_state_key)
 
@@ -285,7 +287,7 @@ def safe_get_full_grad(parameter: nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_set_full_fp32_param(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """The parameter's master weights become these; without an engine, nothing."""
+    """Replaces the parameter's master weights; does nothing without an engine."""
     engine = engine_of(parameter)
     if engine is not None:
         engine.set_full_state(parameter, value)
@@ -294,16 +296,16 @@ def safe_set_full_fp32_param(parameter: nn.Parameter, value: torch.Tensor) -> No
 def safe_set_full_optimizer_state(
     parameter: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """The parameter's moment of that name becomes this; without an engine, nothing."""
+    """Replaces the parameter's moment of this name; does nothing without an engine."""
     engine = engine_of(parameter)
     if engine is not None:
         engine.set_full_state(parameter, value, optim_state_key)
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Says that the module reads a parameter of another one. The engine finds that out by itself,
+    """Declares that the module reads a parameter of another one. The engine detects that by itself,
     in the module's first pass."""
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Takes that back; what the first pass has found stays."""
+    """Undoes register_external_parameter; what the first pass has detected is kept."""

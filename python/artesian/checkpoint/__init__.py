@@ -1,8 +1,9 @@
-"""Checkpoints without an engine: fp32 weights of one, and the way from and to other programs.
+"""Checkpoints without an engine: extraction of fp32 weights, and conversion from and to other
+formats.
 
 Each of these is a program: `python -m artesian.checkpoint.NAME --help`.
 
-    zero_to_fp32       weights for Hugging Face; also lies beside each checkpoint, and runs alone
+    zero_to_fp32       weights for Hugging Face; also stored as a script beside each checkpoint
     import_deepspeed   from ZeRO-1, 2, 3 and universal checkpoints of DeepSpeed
     import_dcp         from torch.distributed.checkpoint
     export_universal   to a universal checkpoint of DeepSpeed
@@ -18,9 +19,10 @@ def get_fp32_state_dict_from_zero_checkpoint(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> dict[str, Any]:
-    """The model's state dict in fp32, as torch tensors, as DeepSpeed's function of this name.
+    """The model's state dict in fp32, as torch tensors, like DeepSpeed's function of this name.
 
-    Raises zero_to_fp32.Refused where there is no such checkpoint, zero_to_fp32.Damaged.
+    Raises zero_to_fp32.Refused if there is no such checkpoint, zero_to_fp32.Damaged if it is
+    damaged.
     """
     from artesian.checkpoint import exports, zero_to_fp32
 

@@ -1,8 +1,8 @@
 """Reads checkpoints of torch.distributed.checkpoint (DCP), without torch.
 
-`.metadata` is a pickle that says which tensor is made of which chunks, and where each lies: a range
-of a `*.distcp` file, which is a torch file by itself. Memory: the largest parameter, once, as
-chunks of a tensor may be cut along any dimension.
+`.metadata` is a pickle that lists the chunks of each tensor and their places: ranges of `*.distcp`
+files, each range a torch file. Memory: one copy of the largest parameter, as a tensor's chunks may
+be cut along any dimension.
 """
 
 import math
@@ -41,7 +41,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor, or other value, of a checkpoint."""
+    """A tensor, or another value, of a checkpoint."""
 
     dtype: str  # empty: not a tensor
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class _Stored:
 
 
 def _places(root: Record) -> dict[tuple[str, tuple[int, ...]], list[tuple[str, int, int]]]:
-    """Where the data of each chunk lies: by its tensor's name and its offsets."""
+    """The place of each chunk's data, by the tensor's name and the chunk's offsets."""
     places: dict[tuple[str, tuple[int, ...]], list[tuple[str, int, int]]] = {}
     for index, info in item(root.attributes, "storage_data", dict).items():
         if not isinstance(index, Record) or not isinstance(info, Record):
@@ -124,12 +124,12 @@ class DcpFolder:
             raise Damaged(f"{path} at {chunk.begin}: {error}") from None
 
     def value(self, name: str) -> Any:
-        """A value that is no tensor, or a tensor of one chunk; None if absent."""
+        """A value that is not a tensor, or a tensor with one chunk; None if absent."""
         stored = self.stored.get(name)
         return self.load(stored.chunks[0]) if stored and stored.chunks else None
 
     def check(self, name: str) -> None:
-        """A tensor's chunks have as many elements as it, and its files room for them."""
+        """Checks that a tensor's chunks have all of its elements, and fit into their files."""
         stored = self.stored[name]
         numel = math.prod(stored.shape)
         filled = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
@@ -147,7 +147,7 @@ class DcpFolder:
             )
 
     def read(self, name: str) -> Bytes:
-        """All elements of a tensor, row by row. Its chunks fill it without overlap."""
+        """All elements of a tensor, in row-major order. Its chunks must fill it without overlap."""
         self.check(name)
         stored = self.stored[name]
         whole_tensor = np.zeros(stored.shape, WORD_OF_SIZE[TYPE_BYTES[stored.dtype]])
@@ -193,7 +193,7 @@ class _Prefixes:
 
 
 def _prefixes_of(stored: dict[str, _Stored]) -> _Prefixes:
-    """As get_state_dict names them, or a bare model."""
+    """The prefixes of names as in get_state_dict, or of a bare model."""
 
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in stored)
@@ -217,7 +217,7 @@ def _parameter(dcp: DcpFolder, name: str, key: str, moments: dict[str, str]) -> 
             raise Refused(f"{shown(of)} has the type {dcp.stored[of].dtype}, which {array} has not")
         if dcp.stored[of].shape != dcp.stored[key].shape:
             raise Refused(f"{shown(of)} has another shape than {shown(key)}")
-    for of in keys.values():  # before a file is laid out, at the size that is claimed
+    for of in keys.values():  # checked before a file of the claimed size is laid out
         dcp.check(of)
     arrays: dict[str, Pieces] = {array: partial(pieces, of) for array, of in keys.items()}
     return SavedParameter(name, dcp.stored[key].shape, arrays)
@@ -231,8 +231,8 @@ def _settings(dcp: DcpFolder, prefix: str) -> dict[str, Any]:
 
 
 def _listed_groups(dcp: DcpFolder, prefix: str) -> list[tuple[set[str], dict[str, Any]]]:
-    """Names and settings of each group, where groups are numbered. Flattened optimizer states
-    have settings by parameter instead."""
+    """Names and settings of each group, if groups are numbered. Flattened optimizer states have
+    settings by parameter instead."""
     groups: list[tuple[set[str], dict[str, Any]]] = []
     while (key := f"{prefix}param_groups.{len(groups)}.params") in dcp.stored:
         names = dcp.value(key)
@@ -248,7 +248,7 @@ def _step(dcp: DcpFolder, key: str) -> int | None:
 
 
 def read_dcp(folder: Path) -> SavedState:
-    """The state in a DCP folder. Raises Refused, Damaged; each names a file."""
+    """The state in a DCP folder. Raises Refused, Damaged, each naming a file."""
     return naming(folder, "torch.distributed.checkpoint", _read)
 
 
@@ -257,7 +257,7 @@ def _read(folder: Path) -> SavedState:
     prefixes = _prefixes_of(dcp.stored)
     saved = SavedState([], [], 0, 0)
     begin = f"{prefixes.optimizer}state."
-    # Of "optim.state.NAME.exp_avg": NAME.
+    # From "optim.state.NAME.exp_avg": NAME.
     with_state = {
         key[len(begin) :].rpartition(".")[0] for key in dcp.stored if key.startswith(begin)
     }
@@ -278,7 +278,7 @@ def _read(folder: Path) -> SavedState:
             steps[name] = _step(dcp, f"{state}step") or 0
         elif name in with_state:
             raise Refused(f"{shown(key)}: only Adam and AdamW can be imported")
-        else:  # not trained: a buffer, or a frozen parameter, which DCP does not tell apart
+        else:  # not trained: a buffer or a frozen parameter, which DCP does not distinguish
             saved.buffers.append(SavedBuffer(name, stored.dtype, stored.shape, dcp.read(key)))
     if not saved.parameters:
         raise Refused("no parameters are in it: names of tensors begin with `model.` or nothing")
@@ -288,7 +288,7 @@ def _read(folder: Path) -> SavedState:
 
 
 def _groups(dcp: DcpFolder, prefix: str, steps: dict[str, int]) -> list[SavedGroup]:
-    """Parameters with equal settings and numbers of updates are one group."""
+    """Groups parameters with equal settings and equal numbers of updates."""
     listed = _listed_groups(dcp, prefix)
     members: dict[tuple[Any, ...], list[str]] = {}
     settings_of: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -1,9 +1,9 @@
 """Reads checkpoints of DeepSpeed: ZeRO-1, 2 and 3, and universal ones.
 
-ZeRO keeps fp32 weights and moments as flat tensors, cut by rank. With ZeRO-1 and 2 a group's
-parameters lie one behind the other, and ranks have consecutive parts of that; with ZeRO-3 each
-parameter is cut by itself, into equal parts, the last one padded. A universal checkpoint has a
-folder for each parameter. Nothing is copied here: what is read is where everything lies.
+ZeRO stores fp32 weights and moments as flat tensors, divided among ranks. With ZeRO-1 and 2 a
+group's parameters are concatenated, and ranks have consecutive parts of that; with ZeRO-3 each
+parameter is divided separately into equal parts, the last one padded. A universal checkpoint has a
+folder for each parameter. This module only determines where everything lies, and copies no data.
 """
 
 import math
@@ -56,7 +56,7 @@ def find_checkpoint(source: Path, tag: str | None) -> Path:
 
 @dataclass
 class _Model:
-    """What a file of model states says."""
+    """The content of a file of model states."""
 
     path: Path
     root: dict[Any, Any]
@@ -72,7 +72,7 @@ class _Model:
 
 @dataclass
 class _Flats:
-    """The flat tensors of one rank, one behind the other, by array."""
+    """The flat tensors of one rank, concatenated, by array."""
 
     tensors: dict[str, list[Tensor | None]] = field(default_factory=dict)
     sizes: dict[str, list[int]] = field(default_factory=dict)
@@ -81,7 +81,8 @@ class _Flats:
         return sum(self.sizes[array])
 
     def spans(self, array: str, first: int, count: int) -> list[Span]:
-        """Elements [first, first + count) of all. Raises Damaged if there are not as many."""
+        """Elements [first, first + count) of the concatenation. Raises Damaged if there are too
+        few."""
         spans, at = [], 0
         for tensor, size in zip(self.tensors[array], self.sizes[array], strict=True):
             low, high = max(first, at), min(first + count, at + size)
@@ -128,7 +129,7 @@ def _refuse_nvme(folder: Path, model: _Model) -> None:
 
 
 def _optimizer_name(model: _Model) -> str:
-    """As DeepSpeed chooses: Adam is AdamW unless adam_w_mode is false."""
+    """The same choice as DeepSpeed's: Adam is AdamW unless adam_w_mode is false."""
     kind = _setting(model.root, "ds_config", "optimizer", "type")
     plain = _setting(model.root, "ds_config", "optimizer", "params", "adam_w_mode") is False
     return "adam" if isinstance(kind, str) and kind.lower() == "adam" and plain else "adamw"
@@ -148,7 +149,7 @@ def _scaler(state: dict[Any, Any], saved: SavedState) -> None:
 
 
 def _begun(model: _Model) -> SavedState:
-    """All but parameters, groups and the loss scale."""
+    """Everything except parameters, groups and the loss scale."""
     step = whole(item(model.root, "global_steps"), "global_steps")
     skipped = whole(model.root.get("skipped_steps", 0), "skipped_steps")
     if skipped > step:
@@ -157,7 +158,7 @@ def _begun(model: _Model) -> SavedState:
 
 
 def _finish(model: _Model, saved: SavedState, frozen_of: list[_Model]) -> None:
-    """Adds frozen parameters, buffers and other names."""
+    """Adds frozen parameters, buffers and aliases."""
     for name, shape in model.frozen_shapes.items():
         fragments = [each.frozen_fragment(name) for each in frozen_of]
         saved.parameters.append(frozen_parameter(name, shape, fragments))
@@ -168,7 +169,7 @@ def _finish(model: _Model, saved: SavedState, frozen_of: list[_Model]) -> None:
             saved.buffers.append(buffer_of(name, model.module[name]))
             names.add(name)
     _add_aliases(model, saved, names)
-    # ZeRO-1 lists no frozen parameters: they are what else is in the module. With ZeRO-3 its
+    # ZeRO-1 does not list frozen parameters: they are the module's other tensors. With ZeRO-3 these
     # tensors are empty.
     for name, tensor in model.module.items():
         if name not in names and isinstance(tensor, Tensor) and tensor.numel > 0:
@@ -184,7 +185,7 @@ def _add_aliases(model: _Model, saved: SavedState, names: set[str]) -> None:
             names.add(alias)
 
 
-# ZeRO.
+# For ZeRO.
 
 
 @dataclass
@@ -236,7 +237,7 @@ def _inner_state(rank: _Rank) -> dict[Any, Any]:
 
 
 def _flats(rank: _Rank, groups: list[int] | None = None) -> _Flats:
-    """Of all flat groups, or of those; a group that has had no update has zero moments."""
+    """Of all flat groups, or of the given ones; a group without updates has zero moments."""
     key = "fp32_flat_groups" if rank.stage == 3 else "single_partition_of_fp32_groups"
     masters = flat_tensors(item(rank.state, key), key)
     states = item(_inner_state(rank), "state", dict)
@@ -340,7 +341,7 @@ def _read_stage_3(model: _Model, ranks: list[_Rank], saved: SavedState) -> None:
 
 
 def _groups_of_stage_3(model: _Model, rank: _Rank, updates: int) -> list[SavedGroup]:
-    """Each dictionary of shapes is a sub-group, and each belongs to one of the optimizer's."""
+    """Each dictionary of shapes is a sub-group, which belongs to one of the optimizer's groups."""
     groups = []
     for settings in item(_inner_state(rank), "param_groups", list):
         members = item(settings, "params", list)
@@ -374,7 +375,7 @@ def _read_zero(folder: Path) -> SavedState:
     return saved
 
 
-# Universal.
+# For universal checkpoints.
 
 
 def _universal_tensor(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -395,15 +396,15 @@ def _universal_parameter(folder: Path, shape: tuple[int, ...], name: str) -> Sav
     for array in ARRAYS:
         path = folder / f"{array}.pt"
         tensor = None
-        if array == "fp32" or path.exists():  # no gradient ever came: it has no moments
+        if array == "fp32" or path.exists():  # a parameter that never got a gradient has no moments
             tensor = _universal_tensor(path, shape)
         spans[array] = [Span(tensor, 0, math.prod(shape))]
     return _parameter(name, shape, spans)
 
 
 def _universal_models(folder: Path) -> list[_Model]:
-    """The file of ZeRO-1 and 2; or those of all ranks of ZeRO-3, which have parts of what is
-    frozen."""
+    """The model file of ZeRO-1 and 2, or the files of all ranks of ZeRO-3, which contain parts of
+    frozen parameters."""
     if (folder / MODEL_FILE).exists():
         return [_read_model(folder / MODEL_FILE)]
     first = _read_model(folder / f"zero_pp_rank_0_{MODEL_FILE}")
@@ -442,6 +443,6 @@ def _read_universal(folder: Path) -> SavedState:
 
 
 def read_deepspeed(folder: Path) -> SavedState:
-    """The state in the folder of one checkpoint. Raises Refused, Damaged; each names a file."""
+    """The state in the folder of one checkpoint. Raises Refused, Damaged, each naming a file."""
     universal = (folder / "zero").is_dir()
     return naming(folder, "DeepSpeed", _read_universal if universal else _read_zero)

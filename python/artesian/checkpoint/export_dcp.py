@@ -1,12 +1,12 @@
-"""Makes a checkpoint of torch.distributed.checkpoint (DCP) of one of ours.
+"""Converts an Artesian checkpoint to torch.distributed.checkpoint (DCP).
 
     python -m artesian.checkpoint.export_dcp CHECKPOINT_DIR OUT
 
 Names are those of torch's get_state_dict: `model.NAME` and `optim.state.NAME.exp_avg`, so that
-dcp.load and set_state_dict take it for a model and its optimizer of torch: AdamW, Adam, SGD,
-Adagrad or RMSprop. Moments of Lion, LAMB and Muon have their names. Needs torch. What is exported
-lies in an unnamed file beside OUT meanwhile, 12 bytes a parameter at most: memory stays small.
-Exit codes: 0 done; 2 what cannot be exported; 1 damage, or a fault of a disk.
+dcp.load and set_state_dict accept it for a model with a torch optimizer: AdamW, Adam, SGD, Adagrad
+or RMSprop. Moments of Lion, LAMB and Muon keep their own names. Needs torch. The exported tensors
+are spooled in an unnamed file beside OUT, at most 12 bytes per parameter, so that little memory is
+needed. Exit codes: 0 done; 2 cannot be exported; 1 damage, or a disk error.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from artesian.checkpoint.exports import Spool, buffers, groups, moments_of, step
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused
 
-# Of torch.optim, by the names of manifests.
+# Class names in torch.optim, by the names in manifests.
 KINDS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad",
          "rmsprop": "RMSprop"}  # fmt: skip
 
@@ -39,21 +39,21 @@ def _state_dict(checkpoint: Checkpoint, spool: Spool) -> dict[str, Any]:
         for index, name in zip(group["parameters"], group["names"], strict=True):
             moments = moments_of(checkpoint, index, group["optimizer"])
             state[name] = {each: spool.tensor(checkpoint, index, each) for each in moments}
-            if group["optimizer"] != "sgd":  # torch's counts no steps
+            if group["optimizer"] != "sgd":  # torch's SGD does not count steps
                 state[name]["step"] = torch.tensor(float(step_of(checkpoint, index, group)))
     param_groups = [_settings(group) | {"params": group["names"]} for group in groups(checkpoint)]
     return {"model": model, "optim": {"state": state, "param_groups": param_groups}}
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """All that a group of torch's optimizer has: loading asks for each of its keys."""
+    """All keys of a torch optimizer's group, as loading asks for each of them."""
     import torch
 
     average, squares = group["betas"]
     saved = {key: group[key] for key in ("lr", "eps", "weight_decay")}
     saved |= {"betas": (average, squares), "momentum": average, "alpha": squares}
     kind = KINDS.get(group["optimizer"])
-    if kind is None:  # none of torch's
+    if kind is None:  # not an optimizer of torch
         return {key: saved[key] for key in ("lr", "eps", "weight_decay", "betas")}
     made = getattr(torch.optim, kind)([torch.zeros(1)], lr=1e-3)
     defaults: dict[str, Any] = made.state_dict()["param_groups"][0]
@@ -61,7 +61,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def export_dcp(source: Path, out: Path, tag: str | None) -> str:
-    """Raises Refused, Damaged, OSError. Returns a line that says what was written."""
+    """Raises Refused, Damaged, OSError. Returns a line that describes the output."""
     import torch.distributed.checkpoint as dcp
 
     checkpoint = Checkpoint(source, tag)

@@ -1,12 +1,12 @@
-"""Makes a universal checkpoint of DeepSpeed of one of ours.
+"""Converts an Artesian checkpoint to a universal checkpoint of DeepSpeed.
 
     python -m artesian.checkpoint.export_universal CHECKPOINT_DIR OUT
 
-Then OUT is loaded by DeepSpeed with "checkpoint": {"load_universal": true} in its configuration,
-ZeRO-1, 2 or 3 and any number of ranks. Needs torch. DeepSpeed's own Adam counts steps by a number
-and torch's by a tensor: give --torch-adam where the configuration has "torch_adam": true. Of a run
-with fp16, DeepSpeed starts its loss scale anew. Memory: the largest parameter.
-Exit codes: 0 done; 2 what cannot be exported; 1 damage, or a fault of a disk.
+DeepSpeed loads OUT with "checkpoint": {"load_universal": true} in its configuration, with ZeRO-1, 2
+or 3 and any number of ranks. Needs torch. DeepSpeed's own Adam stores its step count as a number,
+torch's as a tensor: pass --torch-adam if the configuration has "torch_adam": true. For an fp16 run,
+DeepSpeed restarts its loss scale. Memory: the largest parameter. Exit codes: 0 done; 2 cannot be
+exported; 1 damage, or a disk error.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from artesian.checkpoint.exports import (
 from artesian.checkpoint.import_deepspeed import run
 from artesian.checkpoint.zero_to_fp32 import Checkpoint, Refused, shown
 
-DEEPSPEED_VERSION = "0.19.8"  # whose format it is
+DEEPSPEED_VERSION = "0.19.8"  # the version whose format is written
 NAMES = {"sum": "exp_avg_sq"}  # the name in DeepSpeedCPUAdagrad
 
 
@@ -49,7 +49,7 @@ def _param_groups(checkpoint: Checkpoint, torch_adam: bool) -> list[dict[str, An
 
 
 def _optimizer_state(checkpoint: Checkpoint, torch_adam: bool) -> dict[str, Any]:
-    """What ZeRO-1 and 2 look for, and beside it what ZeRO-3 looks for."""
+    """The entries that ZeRO-1 and 2 look for, and those that ZeRO-3 looks for."""
     param_groups = _param_groups(checkpoint, torch_adam)
     step = groups(checkpoint)[0]["step"]
     return {
@@ -128,7 +128,7 @@ def _check(checkpoint: Checkpoint) -> None:
 
 
 def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool) -> str:
-    """Raises Refused, Damaged, OSError. Returns a line that says what was written."""
+    """Raises Refused, Damaged, OSError. Returns a line that describes the output."""
     import torch
 
     checkpoint = Checkpoint(source, tag)
@@ -142,10 +142,11 @@ def export_universal(source: Path, out: Path, tag: str | None, torch_adam: bool)
     torch.save(_optimizer_state(checkpoint, torch_adam), partial / "zero/optimizer_state.pt")
     states = partial / "mp_rank_00_model_states.pt"
     torch.save(_model_states(checkpoint), states)
-    of_zero_3 = partial / "zero_pp_rank_0_mp_rank_00_model_states.pt"  # its name for the same
+    # ZeRO-3's name for the same file
+    of_zero_3 = partial / "zero_pp_rank_0_mp_rank_00_model_states.pt"
     try:
         os.link(states, of_zero_3)
-    except OSError:  # a file system without second names
+    except OSError:  # the file system has no hard links
         shutil.copyfile(states, of_zero_3)
     os.rename(partial, target)
     (out / "latest_universal").write_text(checkpoint.tag)

@@ -1,4 +1,4 @@
-"""What the exports have in common: a checkpoint's tensors for torch, and its groups."""
+"""Shared by the exports: a checkpoint's tensors for torch, and its groups."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,10 @@ from artesian.checkpoint.zero_to_fp32 import (
     widened,
 )
 
-# Of what an optimizer keeps, by its names in torch.optim; those of DeepSpeed's Adagrad are others.
+# Optimizer state by torch.optim's names; DeepSpeed's Adagrad uses other names.
 ARRAYS = ("fp32", "exp_avg", "exp_avg_sq")  # Adam's arrays
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "square_avg")
-SIGNED = "_signed"  # behind the name where the sign is a bit of the weight
+SIGNED = "_signed"  # suffix if the sign is a weight's tie bit
 
 
 def floats(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
@@ -28,7 +28,7 @@ def floats(checkpoint: Checkpoint, index: int, array: str, first: int, count: in
 
 
 def read(checkpoint: Checkpoint, index: int, array: str, first: int, count: int) -> Floats:
-    """Elements of an array as fp32, from any saved form; zeros if it is absent."""
+    """Elements of an array as fp32, from any stored form; zeros if it is absent."""
     if array == "fp32":
         return checkpoint.master(index, first, count)
     if checkpoint.has(index, array + SIGNED):
@@ -45,7 +45,7 @@ def pieces(checkpoint: Checkpoint, index: int, array: str) -> Iterator[Floats]:
 
 
 def gathered(parts: Iterable[np.ndarray[Any, Any]], size: int) -> Bytes:
-    """The parts, one behind the other, as `size` bytes of memory of their own."""
+    """The parts, concatenated in new memory of `size` bytes."""
     data = np.empty(size, np.uint8)
     at = 0
     for part in parts:
@@ -56,14 +56,14 @@ def gathered(parts: Iterable[np.ndarray[Any, Any]], size: int) -> Bytes:
 
 
 def in_memory(checkpoint: Checkpoint, index: int, array: str) -> Any:
-    """A torch tensor of a parameter's array, with memory of its own."""
+    """A torch tensor of a parameter's array, in its own memory."""
     parameter = checkpoint.manifest.parameters[index]
     data = gathered(pieces(checkpoint, index, array), parameter.numel * 4)
     return torch_tensor(data, "F32", parameter.shape)
 
 
 class Spool:
-    """Torch tensors in a file without a name, which the kernel writes out and forgets as it likes:
+    """Torch tensors in an unnamed mapped file, which the kernel may write out and drop from memory:
     a whole checkpoint as tensors, in bounded memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,8 @@ def buffers(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def moments_of(checkpoint: Checkpoint, index: int, optimizer: str) -> tuple[str, ...]:
-    """The moments of a trained parameter. Without a sign of others they are Adam's, of zeros."""
+    """The moments of a trained parameter. If nothing indicates others, they are Adam's, filled with
+    zeros."""
     there = tuple(
         name
         for name in MOMENTS
@@ -106,7 +107,7 @@ def moments_of(checkpoint: Checkpoint, index: int, optimizer: str) -> tuple[str,
 
 
 def groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """The manifest's groups, with names in place of numbers."""
+    """The manifest's groups, with names instead of numbers."""
     parameters = checkpoint.manifest.parameters
     return [
         group | {"names": [parameters[index].name for index in group["parameters"]]}
@@ -115,6 +116,6 @@ def groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def step_of(checkpoint: Checkpoint, index: int, group: dict[str, Any]) -> int:
-    """Updates that a parameter has had."""
+    """Number of updates of a parameter."""
     steps = checkpoint.manifest.raw["state"].get("parameter_steps")
     return int(steps[index] if steps else group["step"])

@@ -1,10 +1,10 @@
-"""Makes a checkpoint of ours of one of torch.distributed.checkpoint (DCP).
+"""Converts a torch.distributed.checkpoint (DCP) to an Artesian checkpoint.
 
     python -m artesian.checkpoint.import_dcp SOURCE OUT
 
 SOURCE is the folder with `.metadata`. Names are those of torch's get_state_dict: `model.NAME`,
-`optim.state.NAME.exp_avg`; or bare names of a model alone, whose moments are then zero. Needs
-numpy, not torch. No code of the files runs. Exit codes as import_deepspeed.
+`optim.state.NAME.exp_avg`; or, for a model without optimizer state, bare names; moments are then
+zero. Needs numpy, not torch. No code in the files is run. Exit codes as for import_deepspeed.
 """
 
 import argparse

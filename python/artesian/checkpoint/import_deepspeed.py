@@ -1,10 +1,10 @@
-"""Makes a checkpoint of ours of one of DeepSpeed's: ZeRO-1, 2 or 3, or a universal one.
+"""Converts a DeepSpeed checkpoint (ZeRO-1, 2 or 3, or universal) to an Artesian checkpoint.
 
     python -m artesian.checkpoint.import_deepspeed SOURCE OUT
 
-SOURCE is the folder with DeepSpeed's `latest`, or that of a single checkpoint. OUT gets a
-checkpoint of the same tag. Needs numpy; neither torch nor DeepSpeed. No code of the files runs.
-Exit codes: 0 done; 2 what cannot be imported; 1 damage, or a fault of a disk.
+SOURCE is the folder with DeepSpeed's `latest`, or the folder of a single checkpoint. The new
+checkpoint in OUT has the same tag. Needs numpy; neither torch nor DeepSpeed. No code in the files
+is run. Exit codes: 0 done; 2 cannot be imported; 1 damage, or a disk error.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def describe(state: SavedState) -> str:
 
 
 def run(program: str, work: Callable[[], str]) -> int:
-    """Prints the result, or in one line the error; returns the exit code."""
+    """Prints the result, or the error in one line; returns the exit code."""
     try:
         print(work())
     except (Refused, Damaged, OSError) as error:

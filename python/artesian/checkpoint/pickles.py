@@ -1,14 +1,13 @@
-"""Reads pickles without running anything that they ask for.
+"""Reads pickles without running any code that they name.
 
-A pickle is a program: whoever loads it with Python's own reader runs what its author chose. This
-reader is a machine of its own for the same instructions, which knows no imports and no calls. What
-is named by a pickle is a word; of a short list of words (tensors, OrderedDict, Size, containers) it
-knows what they mean and makes it itself; everything else becomes a Record, which is inert: a name,
-arguments, attributes and items to look at.
+A pickle is a program: loading it with Python's own reader runs what its author chose. This reader
+interprets the same instructions, but without imports and calls. A name in a pickle is just a word:
+a short list of known names (tensors, OrderedDict, Size, containers) is built by this reader itself.
+Everything else becomes an inert Record: a name with arguments, attributes and items.
 
-A pickle cannot grow: the file is bounded, an instruction makes at most what its bytes hold, and
-what copies something is counted. Keys of dictionaries are plain values, flat tuples of those, or
-records, as hashing and comparing deeply nested ones runs deep into C's stack.
+Memory is bounded: the file's size is limited, each instruction creates at most what its bytes
+contain, and copying is counted. Dictionary keys must be plain values, flat tuples of those, or
+records, as hashing and comparing deeply nested keys could exhaust the C stack.
 """
 
 import io
@@ -22,13 +21,13 @@ from artesian.checkpoint.zero_to_fp32 import Damaged, shown
 PICKLE_BYTES_MAX = 256 << 20
 INSTRUCTIONS_MAX = 32_000_000
 KEY_PARTS_MAX = 64
-COPIED_MAX = 64 << 20  # bytes, about, by all instructions that copy
+COPIED_MAX = 64 << 20  # approximate bytes, over all instructions that copy
 ELEMENT_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a pickle refers to by module and name."""
+    """A module and name to which a pickle refers."""
 
     module: str
     name: str
@@ -39,7 +38,7 @@ class Name:
 
 @dataclass(eq=False)
 class Record:
-    """An object of a class that is not known here, or is of no interest: it does nothing."""
+    """An inert object of a class that is unknown here, or not needed."""
 
     of: Name
     arguments: tuple[Any, ...] = ()
@@ -70,9 +69,9 @@ def _is_key(value: Any) -> bool:
 
 
 class Machine:
-    """Runs one pickle. `known` makes what is meant by a name; `persistent` what an id stands for.
+    """Runs one pickle. `known` builds the object for a name; `persistent` the object for an id.
 
-    Both are called with values that nobody has checked, and raise Damaged.
+    Both are called with unchecked values, and raise Damaged.
     """
 
     def __init__(self, known: Known, persistent: Callable[[Any], Any] | None = None) -> None:
@@ -84,7 +83,7 @@ class Machine:
         self.copied = 0
 
     def run(self, data: bytes) -> Any:
-        """Raises Damaged."""
+        """Returns the object. Raises Damaged."""
         if len(data) > PICKLE_BYTES_MAX:
             raise Damaged(f"its pickle has {len(data)} bytes, allowed {PICKLE_BYTES_MAX}")
         try:
@@ -134,7 +133,7 @@ class Machine:
         if self.copied > COPIED_MAX:
             raise Damaged("its pickle copies too much")
 
-    # Of the stack and the memo.
+    # Instructions on the stack and the memo.
 
     def mark(self, _: Any) -> None:
         self.marks.append(len(self.stack))
@@ -157,7 +156,7 @@ class Machine:
     def get(self, index: Any) -> None:
         self.stack.append(self.memo[int(index)])
 
-    # Of containers.
+    # Instructions that build containers.
 
     def tuple_of(self, count: int) -> None:
         taken = [self._pop() for _ in range(count)]
@@ -203,7 +202,7 @@ class Machine:
             self._extend(target, values)
 
     def keys(self, values: list[Any]) -> list[Any]:
-        """The same values. Raises Damaged if one may not be a key."""
+        """Returns the values, checked as keys. Raises Damaged if one is not allowed."""
         if all(_is_key(value) for value in values):
             return values
         raise Damaged("its pickle has a key that is no plain value")
@@ -227,7 +226,7 @@ class Machine:
         else:
             raise Damaged("its pickle sets items of what is no dictionary")
 
-    # Names, and what they stand for.
+    # Instructions on names, and on the objects that they refer to.
 
     def name(self, argument: Any) -> None:
         module, _, name = argument.partition(" ")
@@ -271,7 +270,7 @@ class Machine:
         state = self._pop()
         target = self._top()
         if not isinstance(target, Record):
-            return  # attributes of a dictionary or tensor: nothing that is needed
+            return  # attributes of a dictionary or tensor are not needed
         slots = None
         if type(state) is tuple and len(state) == 2 and isinstance(state[1], dict):
             state, slots = state

@@ -1,4 +1,4 @@
-"""What importing from other programs has in common: their files' values, checked on the way in."""
+"""Shared by the importers: values from other programs' files, checked on the way in."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,8 @@ FLOATING = ("F32", "F16", "BF16")
 
 
 def naming(folder: Path, writer: str, read: Callable[[Path], SavedState]) -> SavedState:
-    """What `read` makes of a folder of the writer's. Raises Refused, Damaged; each names a file."""
+    """Returns the result of `read` for a folder of this writer. Raises Refused, Damaged, each
+    naming a file."""
     try:
         return read(folder)
     except (Refused, Damaged) as error:
@@ -29,7 +30,7 @@ def naming(folder: Path, writer: str, read: Callable[[Path], SavedState]) -> Sav
 
 
 def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
-    """mapping[key], which must exist and be of that kind. Raises Damaged."""
+    """mapping[key], which must exist and have this type. Raises Damaged."""
     if not isinstance(mapping, dict) or key not in mapping:
         raise Damaged(f"{shown(key)} is missing")
     if not isinstance(mapping[key], kind):
@@ -38,10 +39,10 @@ def item(mapping: Any, key: Any, kind: type | tuple[type, ...] = object) -> Any:
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number, given as int, tensor, or a float such as 3.0. Raises Damaged."""
+    """A whole number, given as an int, a tensor, or a float such as 3.0. Raises Damaged."""
     if isinstance(value, Tensor):
         value = value.number()
-    if isinstance(value, Record) and len(value.arguments) == 1:  # an enumeration's
+    if isinstance(value, Record) and len(value.arguments) == 1:  # a member of an enumeration
         value = value.arguments[0]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -66,7 +67,7 @@ def shape_of(value: Any, name: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Span:
-    """Elements [first, first + count) of a flat tensor; of none: zeros."""
+    """Elements [first, first + count) of a flat tensor; without a tensor: zeros."""
 
     tensor: Tensor | None
     first: int
@@ -74,7 +75,7 @@ class Span:
 
 
 def as_fp32(spans: list[Span]) -> Iterator[Bytes]:
-    """Their elements as fp32, one span behind the other, little by little."""
+    """The spans' elements as fp32, in order, in small pieces."""
     for span in spans:
         if span.tensor is None:
             yield from zeros(span.count * 4)
@@ -92,7 +93,7 @@ def check_floating(tensor: Any, what: str) -> Tensor:
 
 
 def flat_tensors(value: Any, what: str) -> list[Tensor]:
-    """A list of flat floating tensors."""
+    """A list of flat floating-point tensors."""
     if not isinstance(value, (list, tuple)):
         raise Damaged(f"{what} is no list")
     tensors = [check_floating(each, what) for each in value]
@@ -102,7 +103,7 @@ def flat_tensors(value: Any, what: str) -> list[Tensor]:
 
 
 def frozen_parameter(name: str, shape: tuple[int, ...], tensors: list[Tensor]) -> SavedParameter:
-    """Of a weight that is not trained, as the first elements of tensors in order."""
+    """A weight that is not trained, stored as the first elements of tensors, in order."""
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) != 1:
         raise Damaged(f"the parts of {shown(name)} are not of one type")
@@ -127,7 +128,7 @@ def buffer_of(name: str, tensor: Any) -> SavedBuffer:
 
 
 def group_of(settings: Any, parameters: list[str], step: int, optimizer: str) -> SavedGroup:
-    """A group of parameters, with settings as torch's optimizers keep them."""
+    """A group of parameters, with settings in the form of torch's optimizers."""
     if not isinstance(settings, dict):
         raise Damaged("a group of parameters is no dictionary")
     betas = settings.get("betas", (0.9, 0.999))
@@ -147,7 +148,7 @@ def group_of(settings: Any, parameters: list[str], step: int, optimizer: str) ->
 
 
 def groups_by_step(settings: Any, steps: dict[str, int], optimizer: str) -> list[SavedGroup]:
-    """One group for each number of updates that its parameters have had."""
+    """One group for each distinct number of updates of its parameters."""
     by_step: dict[int, list[str]] = {}
     for name, step in steps.items():
         by_step.setdefault(step, []).append(name)

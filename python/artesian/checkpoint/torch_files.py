@@ -1,9 +1,9 @@
-"""Reads what torch.save wrote, without torch, and without running anything.
+"""Reads files written by torch.save, without torch, and without running code.
 
-Such a file is a zip: a pickle, and a stored entry for each storage, which tensors are views of.
-Storages are mapped, not read; a tensor is a Tensor here, whose bytes are looked at when they are
-asked for. Compressed, encrypted and overlapping entries are refused, as are tensors that leave
-their storage or have more elements than it.
+Such a file is a zip with a pickle and one stored entry for each storage; tensors are views of
+storages. Storages are mapped, not read; a tensor becomes a Tensor of this module, whose bytes are
+read on demand. Compressed, encrypted and overlapping entries are refused, as are tensors that
+exceed their storage or have more elements than it.
 """
 
 import math
@@ -38,7 +38,7 @@ STORAGE_TYPES = {
     **{"ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL"},
     **{"ComplexFloatStorage": "C64", "UntypedStorage": "U8"},
 }
-# Second names that torch has.
+# Second names of dtypes in torch.
 ALIASES = dict(float="F32", half="F16", double="F64", long="I64", int="I32", short="I16")
 DTYPES = {name: dtype for dtype, name in TORCH_TYPES.items()} | ALIASES
 WORD_OF_SIZE = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -52,13 +52,13 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A view of a storage. Its elements lie in it, and it has no more elements than that."""
+    """A view of a storage, which contains all of its elements and has at least as many."""
 
     storage: Storage
     dtype: str
-    offset: int  # elements
+    offset: int  # in elements
     shape: tuple[int, ...]
-    strides: tuple[int, ...]  # elements
+    strides: tuple[int, ...]  # in elements
 
     @property
     def numel(self) -> int:
@@ -73,7 +73,7 @@ class Tensor:
         return True
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Its elements as words of their size: bits, not numbers. A view, of its shape."""
+        """The elements as words of their size: bits, not numbers. A view, in the tensor's shape."""
         size = TYPE_BYTES[self.dtype]
         if self.numel == 0:
             return np.zeros(self.shape, WORD_OF_SIZE[size])
@@ -84,7 +84,8 @@ class Tensor:
         )
 
     def flat(self, first: int = 0, count: int | None = None) -> Bytes:
-        """Bytes of elements [first, first + count) in row-major order; a view if contiguous."""
+        """Bytes of elements [first, first + count) in row-major order; a view if they are
+        contiguous."""
         count = self.numel - first if count is None else count
         if not self.is_contiguous():
             whole = np.ascontiguousarray(self.array()).reshape(-1)
@@ -94,7 +95,7 @@ class Tensor:
         return self.storage.data[begin : begin + count * size]
 
     def pieces(self, first: int = 0, count: int | None = None) -> Iterator[Bytes]:
-        """The same, a few MiB at a time."""
+        """The same bytes, a few MiB at a time."""
         end = self.numel if count is None else first + count
         if not self.is_contiguous():
             yield self.flat(first, end - first)
@@ -159,7 +160,7 @@ def _parameter(_: Machine, data: Any, *__: Any) -> Any:
 
 
 def _of_type(machine: Machine, make: Any, _: Any, arguments: Any, *__: Any) -> Any:
-    """A tensor that has attributes, or is a parameter: those are left out."""
+    """A tensor with attributes, or a parameter: attributes are dropped."""
     return machine.make(make, arguments)
 
 
@@ -180,7 +181,7 @@ class _Entry:
 
 
 class MappedFile:
-    """A plain file, mapped; a link is refused."""
+    """A regular file, mapped; symbolic links are refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -201,7 +202,7 @@ class MappedFile:
 
 
 class _Window:
-    """A part of a mapped file, as the file that zipfile reads its directory from."""
+    """A part of a mapped file, as a file object from which zipfile reads its directory."""
 
     def __init__(self, data: Bytes) -> None:
         self.data = data
@@ -228,7 +229,7 @@ class _Window:
 
 
 class TorchZip:
-    """The entries of a torch file that lies in `data`. Raises Damaged, without the file's name."""
+    """The entries of a torch file in `data`. Raises Damaged, without the file's name."""
 
     def __init__(self, data: Bytes) -> None:
         self.data = data
@@ -284,7 +285,7 @@ class TorchZip:
                 raise Damaged(f"its entry {name} overlaps another one")
 
     def load(self) -> Any:
-        """The saved object; tensors are views of `data`."""
+        """Returns the saved object; tensors are views of `data`."""
         pickle = self.entries[f"{self.prefix}data.pkl"]
         storages: dict[str, Storage] = {}
 
@@ -311,7 +312,7 @@ class TorchZip:
 
 
 def load_torch_file(path: Path) -> Any:
-    """What torch.save wrote there. Raises Damaged, with the file's name."""
+    """Returns the object saved by torch.save. Raises Damaged, with the file's name."""
     file = MappedFile(path)
     try:
         return TorchZip(file.data).load()

@@ -1,8 +1,8 @@
-"""Writes a folder of checkpoints, format version 1, as the engine writes one.
+"""Writes a checkpoint folder, format version 1, like the engine.
 
-The data file is written from its begin to its end, a block at a time, with the checksum of each.
-What is unfinished has a name that begins with a dot; the folder gets its own by a rename once all
-of it is durable, and `latest` is replaced after that.
+The data file is written sequentially, block by block, with a checksum for each. Unfinished folders
+have names that begin with a dot; when everything is durable, the folder is renamed, and then
+`latest` is replaced.
 """
 
 import contextlib
@@ -38,9 +38,10 @@ Pieces = Callable[[], Iterable[Bytes]]
 
 @dataclass
 class SavedParameter:
-    """A parameter with what is to be written of it: bytes of each of its arrays, little by little.
+    """A parameter to be written: the bytes of each of its arrays, in pieces.
 
-    `arrays` has fp32, and exp_avg and exp_avg_sq or neither, or else weight alone, of a frozen one.
+    `arrays` has fp32, with or without exp_avg and exp_avg_sq; or, for a frozen parameter, only
+    weight.
     """
 
     name: str
@@ -78,7 +79,7 @@ class SavedGroup:
 
 @dataclass
 class SavedState:
-    """All that a checkpoint is made of."""
+    """The content of a checkpoint."""
 
     parameters: list[SavedParameter]
     groups: list[SavedGroup]
@@ -94,13 +95,13 @@ class SavedState:
 
 
 def zeros(size: int) -> Iterator[Bytes]:
-    """That many bytes, little by little."""
+    """This many zero bytes, in pieces."""
     for at in range(0, size, format1.BLOCK_BYTES_MAX):
         yield np.zeros(min(format1.BLOCK_BYTES_MAX, size - at), np.uint8)
 
 
 def digest(data: bytes) -> str:
-    """XXH3-128 of 9 bytes or more: what zero_to_fp32 has, and the short ones."""
+    """XXH3-128 of 9 bytes or more: zero_to_fp32's function, extended to short inputs."""
     if len(data) > 240:
         return format1.digest(data)
     low, high = _short_128(data) if len(data) <= 16 else _middle_128(data)
@@ -157,7 +158,7 @@ def _middle_128(data: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What lies in the data, one behind the other."""
+    """Tensors of the data file, in order."""
 
     name: str
     dtype: str
@@ -170,7 +171,7 @@ class _Tensor:
 
 
 class _Layout:
-    """Lays tensors into a file as checkpoint_layout does: images, then buffers."""
+    """Lays tensors out in a file as the engine's checkpoint_layout does: images, then buffers."""
 
     def __init__(self) -> None:
         self.tensors: list[_Tensor] = []
@@ -231,7 +232,7 @@ class _Layout:
         self._blocks(begin, format1.BLOCK_BYTES_MAX)
 
     def _blocks(self, begin: int, grain: int) -> None:
-        """Blocks up to here, cut at multiples of `grain` and of the largest block."""
+        """Adds blocks up to this offset, cut at multiples of `grain` and of the largest block."""
         while begin < self.at:
             group = min(grain, self.at - begin)
             begin += group
@@ -285,7 +286,7 @@ def _in_blocks(pieces: Iterator[Bytes], lengths: list[int]) -> Iterator[Bytes]:
 
 
 def _sync(path: Path) -> None:
-    """Makes the names in a folder durable, where its file system has a call for that."""
+    """Makes the names in a folder durable, if its file system supports that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -304,7 +305,7 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 
 def _write_data(folder: Path, layout: _Layout, identity: int, step: int) -> dict[str, Any]:
-    """Writes the data file and its checksums; returns what the manifest says of it."""
+    """Writes the data file and its checksums; returns the file's entry in the manifest."""
     described = [(each.name, each.dtype, each.shape, each.bytes) for each in layout.tensors]
     head = format1.safetensors_header(described, GRAIN)
     record = format1.DataFile("rank0.safetensors", 0, 0, "", "", (identity, 0, step))
@@ -436,9 +437,9 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def write_checkpoint(directory: Path, tag: str, state: SavedState, note: str) -> None:
-    """Writes DIRECTORY/TAG and makes it the latest. `note` says where it comes from.
+    """Writes DIRECTORY/TAG and makes it the latest. `note` describes its origin.
 
-    Raises Refused: no tag, one that is there, or a state that cannot be one; OSError.
+    Raises Refused (an invalid or existing tag, or an inconsistent state), OSError.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", tag):
         raise Refused(f"tag: got {shown(tag)}, which is none; give another one")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes one set of fp32 weights of a checkpoint: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR
+"""Extracts fp32 weights from a checkpoint: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR
 
-Lies beside the checkpoints that Artesian writes, and needs Python and numpy alone. The command line
-is that of DeepSpeed's script of this name. What is written is a folder as Hugging Face programs
-read it: model.safetensors, in shards with an index where it is larger than --max_shard_size. Where
-torch can be imported, pytorch_model.bin is written beside it, unless --safe_serialization is given.
-Every byte that is used is compared with its checksum first. Memory: a few MiB, whatever the model.
-Exit codes: 0 done; 2 what was asked for cannot be; 1 damage, or a fault of reading or writing.
+Artesian stores this script beside its checkpoints. It needs only Python and numpy, and has the
+command line of DeepSpeed's script of this name. It writes a folder for Hugging Face programs:
+model.safetensors, in shards with an index if it is larger than --max_shard_size. If torch can be
+imported, it also writes pytorch_model.bin, unless --safe_serialization is given. All bytes are
+verified by checksum before use. Memory: a few MiB for any model. Exit codes: 0 done; 2 impossible
+request; 1 damage, or an error of reading or writing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
-Row = tuple[int, int, int, int]  # first element, elements, file, offset in it
+Row = tuple[int, int, int, int]  # first element, elements, file, offset in the file
 
 MANIFEST_BYTES_MAX, SUMS_BYTES_MAX, BLOCK_BYTES_MAX = 64 << 20, 1 << 30, 1 << 20
 PIECE_BYTES, GRAIN, DIGEST_BYTES_MIN = 32 << 10, 4096, 241
@@ -42,7 +42,7 @@ TYPE_BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
 }
-# Of each array: its role, encoding, and the types that it may have.
+# For each array: its role, encoding, and allowed dtypes.
 ARRAYS = {
     "fp32": ("master", "plain", ("F32",)),
     "fp32_high": ("master", "split-v1(high)", ("BF16",)),
@@ -57,8 +57,8 @@ ARRAYS = {
     "square_avg": ("square_avg", "plain", ("F32", "BF16")),
     "square_avg_signed": ("square_avg", "split-v1(tie)", ("F32", "BF16")),
 }
-# What an optimizer's squares are called. Without squares split weights have no bit of a tie: they
-# are never at one that was rounded down.
+# Names of optimizers' squares. Without squares, split weights have no tie bit, as they are never at
+# a tie that was rounded down.
 SQUARES = ("exp_avg_sq", "sum", "square_avg")
 WITH_SQUARES = ("adam", "adamw", "adagrad", "rmsprop")
 
@@ -68,16 +68,16 @@ class Refused(Exception):
 
 
 class Damaged(Exception):
-    """A file differs from what was written: exit code 1."""
+    """A file differs from what was written, or cannot be read: exit code 1."""
 
 
 def shown(name: object) -> str:
-    """A name from a file, quoted and cut, for one line of a terminal."""
+    """A name from a file, quoted and shortened, for one line of a terminal."""
     text = ascii(name)
     return text if len(text) <= 100 else text[:100] + "..."
 
 
-# XXH3, 64 bits with a seed and 128 bits without, as the C library computes them.
+# XXH3, 64 bits with a seed and 128 bits without, as computed by the C library.
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
@@ -127,7 +127,8 @@ def _contribution(words: Words, keys: Words) -> Words:
 
 
 def _lanes(rows: Bytes, secrets: Words) -> Words:
-    """The eight accumulators of each row: more than 240 bytes, each with its secret of 24 words."""
+    """The eight accumulators of each row of more than 240 bytes, each row with its own secret of 24
+    words."""
     count, length = rows.shape
     keys = np.stack([secrets[:, n : n + 8] for n in range(16)], axis=1)
     last_keys = np.ascontiguousarray(secrets.astype("<u8").view(np.uint8)[:, 121:185]).view("<u8")
@@ -160,7 +161,7 @@ def _merged(lanes: list[int], secret: bytes, at: int, start: int) -> int:
 
 
 def xxh3_64_of_rows(rows: Bytes, seeds: list[int]) -> list[int]:
-    """XXH3-64 of each row, of more than 240 bytes, with its seed."""
+    """XXH3-64 of each row of more than 240 bytes, each with its own seed."""
     signed = np.array([[seed & MASK64, -seed & MASK64] for seed in seeds], dtype=np.uint64)
     secrets = SECRET_WORDS[None] + np.tile(signed, (1, 12))
     lanes = _lanes(rows, secrets).tolist()
@@ -195,7 +196,7 @@ def block_sum(seed: int, block: Bytes) -> int:
     return total & MASK64
 
 
-# The manifest. It may come from a stranger, with a right checksum: so all of it is checked.
+# The manifest. It may come from a stranger, with a correct checksum, so all of it is checked.
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class DataFile:
     head_bytes: int
     head_digest: str
     sums_digest: str
-    seed: tuple[int, int, int]  # checkpoint, rank, step: binds checksums to their place
+    seed: tuple[int, int, int]  # checkpoint, rank, step: tie checksums to their place
 
     def seed_of(self, block: int) -> int:
         place = (*self.seed[:2], block, self.seed[2])
@@ -238,13 +239,13 @@ class Buffer:
 
 @dataclass
 class Manifest:
-    raw: dict[str, Any]  # as parsed: state, groups, config and other unchecked values
+    raw: dict[str, Any]  # as parsed: state, groups, config and other values that are not checked
     parameters: list[Parameter] = field(default_factory=list)
     files: list[DataFile] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     excluded: list[str] = field(default_factory=list)
-    # By parameter: its arrays, with the dtype and the rows in order of elements.
+    # For each parameter: its arrays, each with the dtype and the rows in order of elements.
     arrays: list[dict[str, tuple[str, list[Row]]]] = field(default_factory=list)
 
 
@@ -358,7 +359,7 @@ def _read_buffer(manifest: Manifest, entry: Any) -> Buffer:
 
 
 def _check_whole(manifest: Manifest, index: int) -> None:
-    """Each array has each element once, and together they are a whole state."""
+    """Checks that each array has each element once, and that the arrays form a complete state."""
     parameter, arrays = manifest.parameters[index], manifest.arrays[index]
     what = f"parameter {shown(parameter.name)}"
     for name, (_, rows) in arrays.items():
@@ -384,7 +385,7 @@ def _check_whole(manifest: Manifest, index: int) -> None:
 
 
 def _name_outside(manifest: Manifest) -> None:
-    """Names parameters of `artesian train` as transformers does, a head that is tied as well."""
+    """Gives parameters of `artesian train` transformers' names, including a tied head."""
     bodies = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
     names = {each.name for each in manifest.parameters}
     for table in bodies.keys() & names if "trainer" in manifest.raw else ():
@@ -396,7 +397,8 @@ def _name_outside(manifest: Manifest) -> None:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Raises Damaged, or Refused for another version; without the file's name."""
+    """Parses and checks a manifest. Raises Damaged, or Refused for another version; without the
+    file's name."""
     closing = b'"checksum":"'
     before = text[:-34]
     if len(before) < DIGEST_BYTES_MIN or text[-2:] != b'"}' or not before.endswith(closing):
@@ -428,11 +430,11 @@ def parse_manifest(text: bytes) -> Manifest:
     return manifest
 
 
-# The checkpoint: verified bytes.
+# Reading a checkpoint with verified bytes.
 
 
 def _open_below(folder: int, name: str, path: Path) -> int:
-    """A plain file in a folder, without following a link. Raises Damaged."""
+    """Opens a regular file in a folder, without following symbolic links. Raises Damaged."""
     try:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
@@ -452,14 +454,14 @@ def _read_whole(folder: int, name: str, path: Path, most: int) -> bytes:
 
 
 class VerifiedFile:
-    """A data file. Each block is compared with its checksum before its bytes are used."""
+    """A data file. Each block is verified by its checksum before its bytes are used."""
 
     def __init__(self, folder: int, path: Path, file: DataFile) -> None:
         self.path = path / file.name
         self.file = file
         sums_name = file.name.split(".")[0] + ".sums"
         sums = _read_whole(folder, sums_name, path, SUMS_BYTES_MAX)
-        # A flip in a table that is shorter is met as a block that does not match.
+        # For shorter tables, a flipped bit is detected as a block that does not match.
         if len(sums) >= DIGEST_BYTES_MIN and digest(sums) != file.sums_digest:
             raise Damaged(f"{path / sums_name}: its bytes do not have the digest in the manifest")
         count = max(0, len(sums) - 16) // 16
@@ -491,7 +493,7 @@ class VerifiedFile:
         self.verified[block] = True
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
-        """A view of the file; nothing is copied."""
+        """A view of the file, without a copy."""
         if size:
             first = int(np.searchsorted(self.ends, offset, side="right"))
             last = int(np.searchsorted(self.ends, offset + size - 1, side="right"))
@@ -501,7 +503,7 @@ class VerifiedFile:
 
 
 def widened(values: Bytes, dtype: str) -> Floats:
-    """Floating numbers of 16 or 32 bits, as fp32."""
+    """Floating-point numbers of 16 or 32 bits, converted to fp32."""
     if dtype == "F32":
         return values.view("<f4")
     if dtype == "F16":
@@ -510,14 +512,15 @@ def widened(values: Bytes, dtype: str) -> Floats:
 
 
 def join_master(high: Bytes, low: Bytes, signed: Bytes) -> Floats:
-    """fp32 weights of their bf16 halves, their low bits, and the squares with a tie's bit."""
+    """fp32 weights from their bf16 upper halves, their low bits, and the squares with the tie
+    bit."""
     above = low.view("<i2").astype("<i4").view("<u4")
     rounded = high.view("<u2").astype("<u4") + (signed.view("<u4") >> np.uint32(31))
     return ((rounded << np.uint32(16)) + above).view("<f4")
 
 
 class Checkpoint:
-    """DIR/TAG, or without a tag the one in `latest`. Raises Refused, Damaged."""
+    """DIR/TAG; without a tag, that of `latest`. Raises Refused, Damaged."""
 
     def __init__(self, directory: str | os.PathLike[str], tag: str | None = None) -> None:
         root = Path(directory)
@@ -552,7 +555,7 @@ class Checkpoint:
         return array in self.manifest.arrays[index]
 
     def read_array(self, index: int, array: str, first: int, count: int) -> Bytes:
-        """Bytes of elements [first, first + count); a view if they lie in one part."""
+        """Bytes of elements [first, first + count); a view if they are in one part."""
         dtype, rows = self.manifest.arrays[index][array]
         size = TYPE_BYTES[dtype]
         parts = []
@@ -587,7 +590,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor to write; `pieces` makes its bytes, little by little."""
+    """A tensor to write; `pieces` yields its bytes."""
 
     name: str
     dtype: str
@@ -608,7 +611,7 @@ def in_pieces(
 
 
 def fp32_outputs(checkpoint: Checkpoint, exclude_frozen: bool) -> list[Output]:
-    """All that a model's state dict has: parameters, their other names, buffers."""
+    """All entries of a model's state dict: parameters, aliases, buffers."""
     manifest = checkpoint.manifest
     outputs: dict[str, Output] = {}
     for index, parameter in enumerate(manifest.parameters):
@@ -637,7 +640,7 @@ def _buffer_output(checkpoint: Checkpoint, buffer: Buffer) -> Output:
 
 
 def safetensors_header(tensors: list[tuple[str, str, tuple[int, ...], int]], grain: int) -> bytes:
-    """The header of (name, dtype, shape, bytes), one behind the other."""
+    """The header for tensors (name, dtype, shape, bytes) that are stored one after the other."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dtype, shape, size in tensors:
@@ -649,7 +652,7 @@ def safetensors_header(tensors: list[tuple[str, str, tuple[int, ...], int]], gra
 
 
 def write_safetensors(path: Path, outputs: list[Output]) -> None:
-    """Writes a file beside `path` and renames it when it is whole and durable."""
+    """Writes a file under another name, and renames it when it is complete and durable."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     described = [(each.name, each.dtype, each.shape, each.bytes) for each in outputs]
     try:
@@ -666,7 +669,7 @@ def write_safetensors(path: Path, outputs: list[Output]) -> None:
 
 
 def shard_bytes(text: str) -> int:
-    """Of "5GB", "500MiB", "1000". Raises Refused."""
+    """Parses "5GB", "500MiB" or "1000". Raises Refused."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(I?)B)?\s*", text.upper())
     power = " KMGT".index(match[2] or " ") if match else 0
     size = int(float(match[1]) * (1024 if match[3] else 1000) ** power) if match else 0
@@ -694,7 +697,8 @@ def _shard_names(stem: str, suffix: str, count: int) -> list[str]:
 
 
 def other_weights(out: Path, written: set[str]) -> list[str]:
-    """Files of weights in `out`, not among those to be written, that loaders may take instead."""
+    """Files with weights in `out` that will not be overwritten and that loaders might read
+    instead."""
     weights = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
     names = os.listdir(out) if out.is_dir() else []
     return sorted({*filter(weights.fullmatch, names)} - written)
@@ -721,7 +725,7 @@ TORCH_TYPES = dict(
 
 
 def torch_tensor(data: Bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Bytes as a torch tensor: a view of memory that may be written to, else a copy."""
+    """Bytes as a torch tensor: a view if the memory is writable, else a copy."""
     import torch
 
     kind = getattr(torch, TORCH_TYPES[dtype])
@@ -731,7 +735,7 @@ def torch_tensor(data: Bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _write_bin(path: Path, safetensors: Path, outputs: list[Output]) -> None:
-    """The same tensors as torch saves them, out of the file that was just written."""
+    """Writes the same tensors in torch's format, from the file that was just written."""
     import torch
 
     mapped = np.memmap(safetensors, dtype=np.uint8, mode="c")
@@ -754,7 +758,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> None:
-    """What the command does. Raises Refused, Damaged, OSError."""
+    """The command's work. Raises Refused, Damaged, OSError."""
     most = shard_bytes(max_shard_size)
     checkpoint = Checkpoint(checkpoint_dir, tag)
     outputs = fp32_outputs(checkpoint, exclude_frozen_parameters)
@@ -773,7 +777,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         why = "of another model, which loaders may take; name a new folder, or remove them"
         raise Refused(f"{out}: it has {others} {why}")
     out.mkdir(parents=True, exist_ok=True)
-    for name in indices:  # shards of an earlier export that are replaced one by one
+    for name in indices:  # shards of an earlier export, which are replaced one by one
         (out / name).unlink(missing_ok=True)
     for name, shard in zip(names, shards, strict=True):
         write_safetensors(out / name, shard)

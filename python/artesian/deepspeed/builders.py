@@ -1,5 +1,5 @@
-"""deepspeed.ops.op_builder: whether an operator can be had. Nothing is built when a script runs, so
-a builder has nothing to load."""
+"""deepspeed.ops.op_builder: tells whether an operator is available. Nothing is built at run time,
+so builders load nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from artesian.errors import UnsupportedError
 
 
 class OpBuilder:
-    """Of an operator that is not served."""
+    """Builder of an operator that is not available."""
 
     NAME = ""
     SERVED = False
@@ -18,7 +18,7 @@ class OpBuilder:
         return f"deepspeed.ops.{self.NAME}"
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """True if what DeepSpeed does with the operator is done here."""
+        """True if Artesian provides what DeepSpeed does with this operator."""
         return self.SERVED
 
     def load(self, verbose: bool = True) -> Any:

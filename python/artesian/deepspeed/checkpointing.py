@@ -1,6 +1,6 @@
-"""deepspeed.checkpointing: activation checkpointing by PyTorch's own, whose bits it has. What
-DeepSpeed's other settings do is done here by other means, or needs several processes: each that is
-set says so once."""
+"""deepspeed.checkpointing: activation checkpointing by PyTorch's own function, bit for bit.
+DeepSpeed's other settings are covered by other means, or need several processes: each one that is
+set logs that once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from artesian.config import expand_dotted, values_of
 from artesian.errors import MissingError
 
 SECTION = "activation_checkpointing"
-# What a setting does here.
+# The effect of each setting here.
 EFFECTS = {
     "partition_activations": "has no effect: there is one process to keep activations",
     "contiguous_memory_optimization": "has no effect: PyTorch's allocator keeps activations",
@@ -47,7 +47,7 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Nothing has to be configured. `mpu_`: of one process, so it is not asked."""
+    """Nothing needs to be configured. `mpu_`: ignored."""
     global configured
     settings: dict[str, Any] = {}
     if deepspeed_config is not None:
@@ -76,8 +76,9 @@ def is_configured() -> bool:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """torch.utils.checkpoint.checkpoint, reentrant as DeepSpeed's is. Tensors that come by keyword
-    have gradients, too. Returns what the function does, but a tuple of one as that one."""
+    """torch.utils.checkpoint.checkpoint, reentrant like DeepSpeed's. Tensors passed by keyword get
+    gradients, too. Returns the function's result, but the element itself instead of a tuple with
+    one element."""
     names = tuple(kwargs)
 
     def positional(*values: Any) -> Any:
@@ -94,11 +95,11 @@ def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def reset() -> None:
-    """Nothing is kept between passes."""
+    """Nothing to reset: nothing is kept between passes."""
 
 
 def set_num_layers(nlayers: int) -> None:
-    """Of contiguous_memory_optimization."""
+    """For contiguous_memory_optimization; no effect."""
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
@@ -106,7 +107,7 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 
 def detach_variable(inputs: Any, device: Any = None) -> tuple[Any, ...]:
-    """The tuple with its tensors cut from their graphs; those that need gradients still do."""
+    """The tuple with its tensors detached; requires_grad is kept."""
     if not isinstance(inputs, tuple):
         raise RuntimeError(
             f"detach_variable: got {type(inputs).__name__}, allowed a tuple of tensors and others"
@@ -122,7 +123,7 @@ def detach_variable(inputs: Any, device: Any = None) -> tuple[Any, ...]:
 
 
 class RNGStatesTracker:
-    """States of PyTorch's generators by name; each continues where it was left."""
+    """States of PyTorch's generators by name; each continues where it stopped."""
 
     def __init__(self) -> None:
         self.states_: dict[str, torch.Tensor] = {}
@@ -166,7 +167,7 @@ def get_cuda_rng_tracker() -> RNGStatesTracker:
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seeds the generator, and a state of its own for regions of model parallelism."""
+    """Seeds the generator, and a separate state for regions of model parallelism."""
     TRACKER.reset()
     torch.manual_seed(seed)
     TRACKER.add("model-parallel-rng", seed + 2718)

@@ -1,4 +1,4 @@
-"""deepspeed.comm: the process group; surface.py has what is PyTorch's."""
+"""deepspeed.comm: the process group; surface.py lists the names that are PyTorch's own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Makes the process group that the launcher asks for, unless there is one: of one process
-    without a port, since nobody else takes part. `rank`, `world_size`: where no launcher says so.
-    `dist_init_required` False: the group of several processes must be there.
-    DeepSpeed's other arguments have no effect."""
+    """Creates the launcher's process group, unless one exists; a group of one process needs no
+    port. `rank`, `world_size`: used if there is no launcher. `dist_init_required` False: a group of
+    several processes must exist already. DeepSpeed's other arguments have no effect."""
     gpus.tell()
     if dist_init_required is False and not is_initialized() and ranks.launched() > 1:
         raise AssertedError(
@@ -62,8 +61,8 @@ def init_distributed(
 
 
 def tell_accelerate() -> None:
-    """Where accelerate is looking for other processes right now: on a CPU it believes in one,
-    unless a backend is named. What it keeps of that has been there for years."""
+    """Tells accelerate, while it searches for other processes, of the backend: on a CPU it assumes
+    one process unless a backend is named. The attributes used have been stable for years."""
     module = sys.modules.get("accelerate.state")
     shared = getattr(getattr(module, "PartialState", None), "_shared_state", None)
     if shared is not None and get_world_size() > 1 and shared.get("backend") is None:
@@ -71,7 +70,7 @@ def tell_accelerate() -> None:
 
 
 def process_group_backend() -> str:
-    """Gloo, which has tensors of the CPU and of CUDA; and for another device, that of its own."""
+    """Gloo, which supports CPU and CUDA tensors; for another device, the device's own backend."""
     kind = devices.default_device().type
     own = torch.distributed.Backend.default_device_backend_map.get(kind)
     return "gloo" if kind in ("cpu", "cuda") or own is None else f"cpu:gloo,{kind}:{own}"
@@ -100,6 +99,6 @@ def all_gather_into_tensor(
     async_op: bool = False,
     **_of_the_logger: Any,
 ) -> Any:
-    """PyTorch's, which with Gloo takes no tensor without dimensions, as that of NCCL does."""
+    """PyTorch's function; unlike NCCL, Gloo accepts no tensor without dimensions."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
     return torch.distributed.all_gather_into_tensor(output_tensor, flat, group, async_op)

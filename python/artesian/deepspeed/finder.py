@@ -1,5 +1,5 @@
-"""Answers `import deepspeed`, its submodules, and queries of the installed distribution of that
-name. Loads neither torch nor the engine: that is left to the first name that is used."""
+"""Answers `import deepspeed`, imports of its submodules, and queries for the installed distribution
+of that name. Loads neither torch nor the engine until the first name is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 from artesian.deepspeed import gpus, surface
 
 SWITCH = "ARTESIAN_AS_DEEPSPEED"
-INSTALLED = "installed"  # its value where the wheel artesian-deepspeed asks, for every process
+# the variable's value if the wheel artesian-deepspeed requests it for every process
+INSTALLED = "installed"
 
 METADATA = f"""Metadata-Version: 2.1
 Name: deepspeed
@@ -26,7 +27,7 @@ Summary: answered by Artesian, in DeepSpeed's place
 
 
 class Distribution(importlib.metadata.Distribution):
-    """What is said of deepspeed. No file belongs to it."""
+    """The distribution metadata of deepspeed. It has no files."""
 
     def read_text(self, filename: str) -> str | None:
         return {"METADATA": METADATA, "top_level.txt": "deepspeed\n"}.get(filename)
@@ -59,9 +60,9 @@ class Finder(DistributionFinder):
 
 
 def install() -> None:
-    """From here on, in this process and its children. Of a DeepSpeed that is imported already it
-    cannot take the place. GPUs are hidden from here on, too; where the wheel asks, which also asks
-    for processes that have nothing to do with DeepSpeed, from the first `import deepspeed` on."""
+    """Stands in for DeepSpeed from now on, in this process and its children. It cannot replace a
+    DeepSpeed that is already imported. GPUs are hidden from now on, too; with the wheel, which is
+    active in all processes, only from the first `import deepspeed` on."""
     everywhere = os.environ.get(SWITCH) == INSTALLED
     if not everywhere:
         os.environ[SWITCH] = "1"

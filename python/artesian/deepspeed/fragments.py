@@ -1,5 +1,5 @@
-"""deepspeed.utils' functions over a rank's part of a parameter. There is one rank, so the part is
-the whole, as one row of numbers."""
+"""deepspeed.utils' functions on a rank's part of a parameter. There is one rank, so the part is the
+whole parameter, flattened."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def safe_set_local_optimizer_state(
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
-    """The parameter's gradient, between backward() and step(), becomes this one; without an engine,
-    or of a frozen parameter, nothing."""
+    """Replaces the parameter's gradient between backward() and step(); does nothing for a frozen
+    parameter or without an engine."""
     engine = zero.engine_of(param)
     if engine is not None and param.requires_grad:
         engine.set_full_gradient(param, value)
@@ -55,8 +55,8 @@ def safe_update_full_grad_vectorized(
     param_list: Iterable[nn.Parameter],
     update_func: Callable[[torch.Tensor, nn.Parameter], torch.Tensor],
 ) -> None:
-    """Each gradient becomes what `update_func(gradient, parameter)` returns; parameters without a
-    gradient are left alone."""
+    """Replaces each gradient by the result of `update_func(gradient, parameter)`; parameters
+    without a gradient are skipped."""
     for param in param_list:
         gradient = zero.safe_get_full_grad(param)
         if gradient is not None:

@@ -1,7 +1,7 @@
 """Hides GPUs, on which training from Python is not measured yet, from scripts that run under
-DeepSpeed's name: Trainer and Accelerate ask PyTorch, and put batches on a GPU that it sees. The
-CUDA driver reads what it may see once, so this comes before PyTorch asks it. ARTESIAN_DEVICE=cuda
-leaves them visible."""
+DeepSpeed's name: Trainer and Accelerate would put batches on any GPU that PyTorch sees. The CUDA
+driver reads the visible devices only once, so GPUs must be hidden before PyTorch queries it.
+ARTESIAN_DEVICE=cuda keeps them visible."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import os
 import sys
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-HIDDEN = "ARTESIAN_HIDDEN_GPUS"  # what was visible before; for child processes, too
+HIDDEN = "ARTESIAN_HIDDEN_GPUS"  # the previous list of visible GPUs; also for child processes
 NONE = ("", "-1", "NoDevFiles")
 
 told = False
 
 
 def hide() -> None:
-    """From here on PyTorch sees no GPU, in this process and its children."""
+    """From now on PyTorch sees no GPU, in this process and its children."""
     before = os.environ.get(VISIBLE)
     if before in NONE or os.environ.get("ARTESIAN_DEVICE", "cpu") != "cpu":
         return
@@ -40,7 +40,7 @@ def hide() -> None:
 
 
 def installed() -> int:
-    """How many GPUs the machine has, whatever is visible of them."""
+    """How many GPUs the machine has, visible or not."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint(0)
@@ -52,7 +52,7 @@ def installed() -> int:
 
 
 def tell() -> None:
-    """Says once, when training begins, that there are GPUs that are not used."""
+    """Logs once, when training begins, that there are unused GPUs."""
     global told
     if told or HIDDEN not in os.environ:
         return

@@ -1,4 +1,5 @@
-"""deepspeed.utils.z3_leaf_module: modules that are gathered as a whole, with all below them."""
+"""deepspeed.utils.z3_leaf_module: modules that are gathered as a whole, with everything below
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
 
 
 def is_of(module: nn.Module, kind: Any) -> bool:
-    """True if the module is of the class, or of one with that name, short or in full."""
+    """True if the module's class, or one of its base classes, is this class or has this name, short
+    or full."""
     if isinstance(kind, type):
         return isinstance(module, kind)
     own = type(module)
@@ -47,7 +49,7 @@ def mark(
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Marks modules of these classes, or class names, as units as a whole."""
+    """Marks modules of these classes, or class names, as whole units."""
     return mark(model, leaf_module_classes, True, raise_if_not_found, "set_z3_leaf_modules")
 
 
@@ -72,7 +74,7 @@ def mark_named(
 def set_z3_leaf_modules_by_name(
     model: nn.Module, module_names: list[str], flag: bool = True, raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """Returns the modules, and the names that the model lacks."""
+    """Returns the modules, and the names that do not exist in the model."""
     known = dict(model.named_modules())
     found = {name: [known[name]] if name in known else [] for name in module_names}
     return mark_named(found, flag, raise_if_not_found, "set_z3_leaf_modules_by_name")
@@ -84,7 +86,7 @@ def set_z3_leaf_modules_by_suffix(
     flag: bool = True,
     raise_if_not_found: bool = True,
 ) -> tuple[list[nn.Module], list[str]]:
-    """Returns the modules, and the suffixes of which the model has none."""
+    """Returns the modules, and the suffixes that match none."""
     known = list(model.named_modules())
     found = {
         suffix: [module for name, module in known if name.endswith(suffix)]

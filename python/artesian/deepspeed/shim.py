@@ -1,4 +1,4 @@
-"""DeepSpeed's calls, in terms of Artesian's."""
+"""DeepSpeed's functions, implemented with Artesian's."""
 
 from __future__ import annotations
 
@@ -78,13 +78,14 @@ def initialize(
 
 
 def old_config_of(args: Any) -> Any:
-    """The config under the flag's first name, where no other is given."""
+    """The config under the flag's old name, if no other is given."""
     given = getattr(args, "deepspeed_config", None)
     return getattr(args, "deepscale_config", None) if given is None else given
 
 
 def describe_parameters(engine: Engine) -> None:
-    """What libraries ask of a parameter that may not be there; none that is resident has it."""
+    """Adds attributes that libraries read on parameters that may be released; a resident parameter
+    has none of them."""
     if engine.resident:
         for parameter in engine.module.parameters():
             forget(parameter)
@@ -101,7 +102,7 @@ def describe_parameters(engine: Engine) -> None:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the arguments that say that a script is run with DeepSpeed, and with which config."""
+    """Adds the arguments that enable DeepSpeed in a script and give its config."""
     group = parser.add_argument_group("DeepSpeed", "answered by Artesian")
     group.add_argument("--deepspeed", default=False, action="store_true")
     group.add_argument("--deepspeed_config", default=None, type=str)
@@ -124,8 +125,8 @@ _warned: set[str] = set()
 
 
 def warn_of_replaced(groups: list[dict[str, Any]]) -> None:
-    """Under offload accelerate makes a DeepSpeedCPUAdam of the groups of any optimizer that it does
-    not know. What keys they have says which one it was."""
+    """With offload, accelerate makes a DeepSpeedCPUAdam from the groups of any optimizer that it
+    does not know. The groups' keys tell which optimizer it was."""
     for key, name in KEY_OF.items():
         if name in _warned or not any(key in group for group in groups):
             continue
@@ -141,7 +142,7 @@ def warn_of_replaced(groups: list[dict[str, Any]]) -> None:
 
 
 class DeepSpeedCPUAdam(AdamW):
-    """deepspeed.ops.adam.DeepSpeedCPUAdam's arguments."""
+    """Has the arguments of deepspeed.ops.adam.DeepSpeedCPUAdam."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class DeepSpeedCPUAdam(AdamW):
         warn_of_replaced(self.param_groups)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The engine's step; before there is one, torch's, with the gradients of the parameters."""
+        """The engine's step; before there is an engine, torch's, with the parameters' gradients."""
         if self._engine is not None:
             return super().step(closure)
         if self._alone is None:
@@ -178,7 +179,7 @@ class DeepSpeedCPUAdam(AdamW):
 
 
 class FusedAdam(DeepSpeedCPUAdam):
-    """deepspeed.ops.adam.FusedAdam's arguments."""
+    """Has the arguments of deepspeed.ops.adam.FusedAdam."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class FusedAdam(DeepSpeedCPUAdam):
 
 
 def adam_of(config: dict[str, Any]) -> type[AdamW]:
-    """The class that DeepSpeed makes for a config's Adam, by where its state is."""
+    """The class that DeepSpeed makes for a config's Adam, depending on where its state is."""
     zero = expand_dotted(config).get("zero_optimization", {})
     section = zero.get("offload_optimizer") if isinstance(zero, dict) else None
     device = section.get("device", "cpu") if isinstance(section, dict) else None
@@ -220,7 +221,7 @@ def check_states(name: str, amsgrad: bool, fp32_optimizer_states: bool) -> None:
 
 
 class DeepSpeedCPUAdagrad(Adagrad):
-    """deepspeed.ops.adagrad.DeepSpeedCPUAdagrad's arguments."""
+    """Has the arguments of deepspeed.ops.adagrad.DeepSpeedCPUAdagrad."""
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ class DeepSpeedCPUAdagrad(Adagrad):
 
 
 class DeepSpeedCPULion(Lion):
-    """deepspeed.ops.lion.DeepSpeedCPULion's arguments."""
+    """Has the arguments of deepspeed.ops.lion.DeepSpeedCPULion."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class DeepSpeedCPULion(Lion):
 
 
 class FusedLion(Lion):
-    """deepspeed.ops.lion.FusedLion's arguments."""
+    """Has the arguments of deepspeed.ops.lion.FusedLion."""
 
     def __init__(
         self,
@@ -265,7 +266,7 @@ class FusedLion(Lion):
 
 
 class FusedLamb(Lamb):
-    """deepspeed.ops.lamb.FusedLamb's arguments."""
+    """Has the arguments of deepspeed.ops.lamb.FusedLamb."""
 
     def __init__(
         self,
@@ -290,7 +291,7 @@ class FusedLamb(Lamb):
 
 
 class MuonWithAuxAdam(Muon):
-    """deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam's arguments."""
+    """Has the arguments of deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam."""
 
     def __init__(
         self,
@@ -312,8 +313,8 @@ class MuonWithAuxAdam(Muon):
 
 
 class Accelerator:
-    """What is asked of deepspeed.accelerator.get_accelerator(): the device that engines train on
-    where neither initialize() nor the config names another."""
+    """deepspeed.accelerator.get_accelerator(): the device on which engines train if neither
+    initialize() nor the config names another."""
 
     _communication_backend_name = "gloo"
     Event = Stream = None
@@ -340,12 +341,12 @@ class Accelerator:
         return "cpu" if self._on_cpu else torch.accelerator.current_device_index()
 
     def set_device(self, device_index: int | str) -> None:
-        """On the CPU there is one."""
+        """On the CPU there is only one device."""
         if not self._on_cpu:
             torch.accelerator.set_device_index(self.device(device_index).index)
 
     def device_count(self) -> int:
-        """On the CPU as many as the launcher has started processes here, as with DeepSpeed."""
+        """On the CPU, the number of processes that the launcher started here, as with DeepSpeed."""
         if self._on_cpu:
             return int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")))
         return torch.accelerator.device_count()
@@ -429,7 +430,7 @@ class Accelerator:
         return torch.accelerator.get_memory_info(self.device(device_index))[0]
 
     def reset_peak_memory_stats(self, device_index: int | str | None = None) -> None:
-        """The peak of a process is the kernel's to keep."""
+        """No effect: the kernel keeps the peak of a process."""
         if not self._on_cpu:
             torch.accelerator.reset_peak_memory_stats(self.device(device_index))
 
@@ -460,7 +461,7 @@ def get_accelerator() -> Accelerator:
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = None) -> Any:
-    """A nested value with copies of its tensors, each without memory that it shares."""
+    """A nested value with its tensors cloned, so that they share no memory."""
     if isinstance(item, torch.Tensor):
         return item.detach().clone().to(device or "cpu")
     if isinstance(item, list | tuple):
@@ -475,7 +476,7 @@ def clone_tensors_for_torch_save(item: Any, device: Any = None) -> Any:
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str, tag: str | None = None
 ) -> nn.Module:
-    """The model, on the CPU, with a checkpoint's weights, fp32."""
+    """Loads a checkpoint's weights, in fp32, into the model on the CPU, and returns the model."""
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     model.cpu().load_state_dict(state, strict=False)
     return model
@@ -484,7 +485,8 @@ def load_state_dict_from_zero_checkpoint(
 def zero_wrapper_for_fp_tensor_constructor(
     fn: Callable[..., Any], target_fp_dtype: Any = None, **kwargs: Any
 ) -> Callable[..., Any]:
-    """Returns the function: tensors have the model's dtypes, under zero.Init, too."""
+    """Returns the function, changed so that tensors have the model's dtypes, under zero.Init,
+    too."""
     return fn
 
 
@@ -492,7 +494,7 @@ _orig_torch_arange = torch.arange
 
 
 def by_numbers(path: str) -> list[Any]:
-    """A key for sorting: rank 2 before rank 10."""
+    """A sort key: rank 2 before rank 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
@@ -507,7 +509,7 @@ def files_of(checkpoint_dir: str, pattern: str) -> list[str]:
 
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
-    """Of a checkpoint that DeepSpeed has written."""
+    """For a checkpoint written by DeepSpeed."""
     return files_of(checkpoint_dir, "*_optim_states.pt")
 
 

@@ -1,5 +1,5 @@
-"""The modules and names of DeepSpeed that are answered, and where their answer is; and those that
-cannot be, with the reason. A table; nothing is loaded before it is used."""
+"""The modules and names of DeepSpeed that Artesian provides, and where each is implemented; and
+those that it refuses, with the reason. Only a table; modules are loaded when they are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from artesian.errors import UnsupportedError
 
-VERSION = "0.19.8"  # whose config and calls these are
+VERSION = "0.19.8"  # the version whose config and functions are provided
 
 SHIM = "artesian.deepspeed.shim"
 COMM = "artesian.deepspeed.comm"
@@ -195,7 +195,8 @@ LAMB = {"FusedLamb": SHIM}
 MUON = {"MuonWithAuxAdam": SHIM}
 LION = {"DeepSpeedCPULion": SHIM, "FusedLion": SHIM}
 
-# Module -> name -> the module that has it: one of ours, or PyTorch's where DeepSpeed hands on.
+# Module -> name -> the module that implements it: one of ours, or PyTorch's where DeepSpeed passes
+# calls on.
 MODULES: dict[str, dict[str, str]] = {
     "deepspeed": {
         "DeepSpeedConfig": TYPES,
@@ -306,8 +307,8 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.zero": PARTITIONED | TILES,
 }
 
-# What is known, and cannot be served: modules, with all below them, and names. To import them is no
-# fault, since scripts import at the top what they may never use; to use them is.
+# Known but refused: modules, with everything below them, and names. Importing them is allowed,
+# since scripts import names that they may never use; using them is an error.
 REFUSED_MODULES: dict[str, str] = {
     "deepspeed.compression": "compression, which DeepSpeed 0.19.8 does not have any more",
     "deepspeed.elasticity": "elastic training, which DeepSpeed 0.19.8 does not have any more",
@@ -334,20 +335,20 @@ REFUSED: dict[str, str] = {
 }
 
 
-# What a name is that is not known, where not an error: for tests_support.py.
+# Value of unknown names, where that is not an error: for tests_support.py.
 otherwise: Callable[[str], Any] | None = None
 
 
 def refused_module(name: str) -> str | None:
-    """The refused module that this one is, or lies below."""
+    """The refused module that this one is, or is below."""
     parts = name.split(".")
     above = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
     return next((module for module in above if module in REFUSED_MODULES), None)
 
 
 def stand_in(name: str, reason: str) -> type:
-    """A class for what cannot be served, so that it can be imported, named and asked about, and is
-    an error where it is made or called."""
+    """A class for a refused name: it can be imported, named and used in isinstance(), but creating
+    or calling it is an error."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
@@ -363,7 +364,7 @@ def has_module(name: str) -> bool:
 
 
 def fill(module: types.ModuleType) -> None:
-    """Makes the module one of DeepSpeed's."""
+    """Gives the module DeepSpeed's names."""
     name = module.__name__
     names = MODULES.get(name, {})
     above = refused_module(name)

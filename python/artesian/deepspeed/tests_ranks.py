@@ -1,8 +1,8 @@
-"""Runs a test of DeepSpeed's that is written for several processes. tests_support.py calls it.
+"""Runs a DeepSpeed test that is written for several processes. tests_support.py calls it.
 
 Each process is forked from a server that has imported PyTorch and this package and has no threads.
-The test is unpickled in it, as DeepSpeed's own launcher does, and tells pytest's process how it
-ended."""
+It unpickles the test, as DeepSpeed's own launcher does, and reports to pytest's process how the
+test ended."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-SECONDS_MAX = 120.0  # of a test
-SECONDS_TO_FOLLOW = 15.0  # of the other ranks, once one has failed, or all have told
+SECONDS_MAX = 120.0  # limit for a test
+SECONDS_TO_FOLLOW = 15.0  # limit for the other ranks, once one has failed or all have reported
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class Outcome:
     rank: int
     skipped: str = ""
     failed: str = ""  # the traceback
-    sentence: str | None = None  # why it is no test of Artesian
+    sentence: str | None = None  # why the test does not apply to Artesian
 
 
 class RanksFailed(AssertionError):
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def take_models_of_the_cpu() -> None:
-    """Tests name a device for DistributedDataParallel, which it refuses for a model on the CPU."""
+    """Tests pass a device to DistributedDataParallel, which refuses that for a model on the CPU."""
     wraps = DistributedDataParallel.__init__
 
     def init(self: Any, module: Any, *args: Any, **named: Any) -> None:
@@ -74,7 +74,7 @@ def outcome_of(test: Any, rank: int, size: int, port: int, meeting: str) -> Outc
 
 
 def one_rank(pickled: bytes, rank: int, size: int, port: int, meeting: str, pipe: Any) -> None:
-    """The process of one rank."""
+    """The main function of one rank's process."""
     from artesian.deepspeed import tests_support
 
     torch.set_num_threads(1)
@@ -82,14 +82,15 @@ def one_rank(pickled: bytes, rank: int, size: int, port: int, meeting: str, pipe
     tests_support.answer_for_what_is_missing()
     take_models_of_the_cpu()
     test = pickle.loads(pickled)
-    test.non_daemonic_procs = False  # _dist_run returns why it was skipped
+    test.non_daemonic_procs = False  # _dist_run returns the reason for skipping
     pipe.send(outcome_of(test, rank, size, port, meeting))
     pipe.close()
     tests_support.leave_nothing()
 
 
 def outcomes_of(pipes: dict[Any, int]) -> list[Outcome]:
-    """In the order in which ranks end. One that says nothing for long has failed, too."""
+    """Outcomes in the order in which ranks end. A rank that is silent for too long has failed,
+    too."""
     outcomes: list[Outcome] = []
     until = time.monotonic() + SECONDS_MAX
     while pipes:
@@ -110,7 +111,7 @@ def outcomes_of(pipes: dict[Any, int]) -> list[Outcome]:
 
 
 def run(test: Any, size: int, folder: str) -> None:
-    """Runs the test's function in `size` processes; fails or skips as they do."""
+    """Runs the test's function in `size` processes; fails or skips if they do."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "artesian.deepspeed.tests_support"])
     file, name = tempfile.mkstemp(dir=folder, suffix="_filestore")

@@ -1,11 +1,11 @@
-"""A plugin of pytest that runs DeepSpeed's own tests, as they are, on Artesian:
+"""A pytest plugin that runs DeepSpeed's own, unchanged tests on Artesian:
 
     cd DeepSpeed/tests
     ARTESIAN_AS_DEEPSPEED=1 python -m pytest -p artesian.deepspeed.tests_support unit/v1/zero
 
-Tests of one process run in pytest's own, those of several in processes of theirs (tests_ranks.py).
-Those that meet a name or a setting that is refused with a sentence are skipped: they are counted,
-by sentence, at the end. `--ranks-min 2 --ranks-max 4`: only tests of so many processes."""
+Tests for one process run in pytest's process, others in separate processes (tests_ranks.py). Tests
+that use a refused name or setting are skipped, and counted at the end by the refusal's sentence.
+`--ranks-min 2 --ranks-max 4`: only tests with this many processes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ranks_allowed = [1, 4]
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers for DeepSpeed's modules that Artesian does not have, so that a file can be imported
-    whose other tests need none of them."""
+    """Provides DeepSpeed modules that Artesian lacks, so that files can be imported whose other
+    tests do not need them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: Any = None
@@ -56,13 +56,13 @@ def missing_name(name: str) -> Any:
 
 
 def some_of(world_size: int | Sequence[int]) -> list[int]:
-    """The sizes among those that --ranks-min and --ranks-max allow."""
+    """The numbers of processes that --ranks-min and --ranks-max allow."""
     sizes = [world_size] if isinstance(world_size, int) else list(world_size)
     return [size for size in sizes if ranks_allowed[0] <= size <= ranks_allowed[1]]
 
 
 def run_here_or_in_processes(test: Any, request: Any, world_size: int | Sequence[int]) -> None:
-    """In place of DistributedExec._launch_with_file_store."""
+    """Replaces DistributedExec._launch_with_file_store."""
     fixture = getattr(test, "is_dist_fixture", False)
     for size in [int(world_size)] if fixture else some_of(world_size):  # type: ignore[arg-type]
         if size > 1:
@@ -92,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def ranks_of(item: pytest.Item, kind: Any) -> int | Sequence[int]:
-    """The processes that the test is written for: so many, or each of these in turn."""
+    """The number of processes of a test, or a list of numbers to run it with in turn."""
     mark = item.get_closest_marker("world_size")
     size: int | Sequence[int] = kind.world_size if mark is None else mark.args[0]
     call = getattr(item, "callspec", None)
@@ -121,7 +121,7 @@ def leave_nothing() -> None:
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    """Gives a test the state of a fresh process, and restores the former state afterwards."""
+    """Gives a test the state of a new process, and restores the former state afterwards."""
     before = dict(os.environ)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -137,7 +137,7 @@ def as_in_a_new_process() -> Iterator[None]:
 
 
 def sentence_of(error: BaseException | None) -> str | None:
-    """Why the test is no test of Artesian: what it asks for is refused, or is a member that only
+    """Why the test does not apply to Artesian: it uses something refused, or a member that only
     DeepSpeed's own classes have."""
     if isinstance(error, tests_ranks.RanksFailed):
         return error.sentence
@@ -147,7 +147,7 @@ def sentence_of(error: BaseException | None) -> str | None:
         kind = error.obj if isinstance(error.obj, type) else type(error.obj)
         if kind.__module__.startswith(("artesian.", "deepspeed.")):
             return f"{kind.__name__}.{error.name}: only DeepSpeed's own class has it"
-    if isinstance(error, AttributeError) and str(error).startswith(OURS):  # monkeypatch's
+    if isinstance(error, AttributeError) and str(error).startswith(OURS):  # from monkeypatch
         return f"{str(error).split()[-1]}: only DeepSpeed's own class has it"
     if error is not None and error.__context__ is not None:  # pytest.raises met it
         return sentence_of(error.__context__)
@@ -155,7 +155,7 @@ def sentence_of(error: BaseException | None) -> str | None:
 
 
 def asks_about(error: BaseException) -> str | None:
-    """The name that Artesian does not have which the innermost function of a test's file names."""
+    """The name, missing in Artesian, that the innermost function of a test's file uses."""
     frames = [
         frame
         for frame, _ in traceback.walk_tb(error.__traceback__)

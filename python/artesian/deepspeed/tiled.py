@@ -1,5 +1,5 @@
-"""deepspeed.zero.TiledLinear: a linear layer of several, so that not all of its weight has to be
-there at once."""
+"""deepspeed.zero.TiledLinear: a linear layer made of several, so that not all of its weight must be
+in memory at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from artesian.zero import GatheredParameters
 
 
 def partition_uniform(num_items: int, num_parts: int) -> list[int]:
-    """Where each part begins, and where the last one ends. Parts differ by one at most, the larger
-    ones first."""
+    """The boundaries of the parts, including the end of the last. Sizes differ by at most one,
+    larger parts first."""
     size, larger = divmod(num_items, num_parts)
     return [part * size + min(part, larger) for part in range(num_parts + 1)]
 
@@ -31,7 +31,7 @@ def tiles_of(row: nn.Module) -> list[Any]:
 
 
 class TiledLinear(nn.Module):
-    """Tiles `linears[i][j]` compute output part i from input part j. The last tile of each row has
+    """Tile `linears[i][j]` computes output part i from input part j. The last tile of each row has
     the row's bias."""
 
     def __init__(
@@ -98,7 +98,7 @@ class TiledLinear(nn.Module):
             outputs.append(sum_of_row)
         return self._combine_output_splits(outputs) if self.combine_out_splits else outputs
 
-    # Subclasses override these.
+    # Subclasses may override these methods.
 
     def _split_global_input(self, input: Any, split_sizes: list[int]) -> Sequence[Any]:
         return torch.split(input, split_sizes, dim=-1)
@@ -129,7 +129,7 @@ class TiledLinear(nn.Module):
 
 
 class TiledLinearReturnBias(TiledLinear):
-    """For tiles that return their bias beside the output, as Megatron-LM's do."""
+    """For tiles that return their bias beside the output, as in Megatron-LM."""
 
     def _reduce_local_output(self, in_id: int, out_id: int, current_out: Any, new_out: Any) -> Any:
         values, bias = new_out

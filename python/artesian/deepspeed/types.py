@@ -1,4 +1,4 @@
-"""DeepSpeed's classes that programs ask about, or pass as words."""
+"""DeepSpeed's classes that programs use in isinstance(), or as constants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MUON_OPTIMIZER = "muon"
 
 
 class OfStages(type):
-    """A class that an engine's optimizer is an instance of at some stages."""
+    """Metaclass: an engine's optimizer is an instance of the class at certain stages."""
 
     stages: tuple[int, ...]
 
@@ -47,19 +47,19 @@ class OfStages(type):
 
 
 class DeepSpeedZeroOptimizer(metaclass=OfStages):
-    """Of deepspeed.runtime.zero.stage_1_and_2, to ask about."""
+    """deepspeed.runtime.zero.stage_1_and_2's class, for isinstance()."""
 
     stages = (1, 2)
 
 
 class DeepSpeedZeroOptimizer_Stage3(metaclass=OfStages):  # noqa: N801
-    """Of deepspeed.runtime.zero.stage3, to ask about."""
+    """deepspeed.runtime.zero.stage3's class, for isinstance()."""
 
     stages = (3,)
 
 
 def required_torch_version(min_version: Any = None, max_version: Any = None) -> bool:
-    """True if torch's version is not below the first and not above the second."""
+    """True if torch's version is between the two."""
     version = torch.torch_version.TorchVersion(torch.__version__)
     too_old = min_version is not None and version < str(min_version)
     return not too_old and not (max_version is not None and version > str(max_version))
@@ -86,7 +86,7 @@ class ZeroParamType(enum.Enum):
 
 
 class ZeRORuntimeException(Exception):
-    """Is never raised here: errors are artesian.Error."""
+    """Never raised: Artesian's errors are artesian.Error."""
 
 
 class DeepSpeedConfig(ConfigFacts):
@@ -98,13 +98,13 @@ class DeepSpeedConfig(ConfigFacts):
 
 
 class TorchCheckpointEngine:
-    """Saves and loads by torch. Checkpoints of engines are not made by it."""
+    """Saves and loads with torch. Checkpoints of engines do not use it."""
 
     def __init__(self, config_params: Any = None) -> None:
         self.name = "TorchCheckpointEngine"
 
     def create(self, info: Any) -> None:
-        """Nothing comes before save()."""
+        """No effect: save() needs no preparation."""
 
     def save(self, state_dict: Any, path: str) -> None:
         torch.save(state_dict, path)
@@ -118,6 +118,6 @@ class TorchCheckpointEngine:
 
 @contextlib.contextmanager
 def unwrap_model_for_generation(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, whose parameters may be read inside of it."""
+    """Yields the model; its parameters may be read inside of the context."""
     with GatheredParameters(model.parameters()):
         yield model

@@ -1,4 +1,4 @@
-"""deepspeed.utils and deepspeed.runtime.utils: small helpers that training loops use."""
+"""deepspeed.utils and deepspeed.runtime.utils: small helpers for training loops."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def set_log_level_from_string(log_level_str: str, custom_logger: Any = None) -> 
 
 
 class RepeatingLoader:
-    """A loader that starts again at its end."""
+    """A loader that restarts at its end."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -59,7 +59,8 @@ class RepeatingLoader:
 
 
 class OnDevice(contextlib.ExitStack):
-    """Modules that are made inside of it have their parameters on this device, of this dtype."""
+    """Modules created inside of this context have their parameters on this device, with this
+    dtype."""
 
     def __init__(self, dtype: torch.dtype, device: Any = "meta", enabled: bool = True) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class OnDevice(contextlib.ExitStack):
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Prints the process's memory, if `force` is set."""
+    """Prints the process's memory if `force` is set."""
     if force:
         from artesian.deepspeed.shim import get_accelerator
 
@@ -87,8 +88,8 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 def move_to_device(
     item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
 ) -> Any:
-    """The nested value with its tensors on the device; those that the criterion chooses are the
-    same tensors with other memory."""
+    """The nested value with its tensors on the device; for tensors that match the criterion, the
+    tensor objects are kept and get other memory."""
     if criterion_func is not None and criterion_func(item):
         item.data = item.to(device).data
         return item
@@ -100,7 +101,7 @@ def move_to_device(
 
 
 def set_random_seed(seed: int) -> None:
-    """Of Python's, numpy's and torch's generators."""
+    """Seeds Python's, numpy's and torch's generators."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
