@@ -17,7 +17,7 @@ bool is_wake(const iocb& control) {
   return control.data == nullptr;
 }
 
-/// Once in a process, and without allocating anything the other times.
+/// Once per process; later calls allocate nothing.
 void say_that_it_blocks() {
   static std::atomic<bool> said = false;
   if (said.load(std::memory_order_relaxed) || said.exchange(true)) return;
@@ -35,7 +35,7 @@ AioContext::~AioContext() {
 
 int AioContext::open(std::uint32_t depth, Polling) noexcept {
   ARTESIAN_CHECK(context_ == nullptr && event_ < 0);
-  const int answer = io_setup(static_cast<int>(depth) + 1, &context_);  // one more: the eventfd
+  const int answer = io_setup(static_cast<int>(depth) + 1, &context_);  // one more, for the eventfd
   if (answer < 0) {
     context_ = nullptr;
     return -answer;
@@ -55,14 +55,14 @@ int AioContext::open(std::uint32_t depth, Polling) noexcept {
 
 void AioContext::close() noexcept {
   ARTESIAN_CHECK(blocks_pending_ == 0, blocks_pending_);
-  if (context_ != nullptr) io_destroy(context_);  // the poll of the eventfd ends with it
+  if (context_ != nullptr) io_destroy(context_);  // also ends the poll of the eventfd
   context_ = nullptr;
 }
 
 void AioContext::wake() const noexcept {
   ARTESIAN_CHECK(event_ >= 0, event_);
   const std::uint64_t one = 1;
-  // Fails only when the count is at its end: then a wake-up is on its way already.
+  // Fails only if the counter is at its maximum: then a wake-up is pending already.
   [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
 }
 
@@ -75,13 +75,13 @@ void AioContext::arm_wake() noexcept {
   if (wake_armed_) return;
   iocb& control = controls_.front();
   io_prep_poll(&control, event_, POLLIN);
-  control.data = nullptr;  // as opposed to a block
+  control.data = nullptr;  // marks a control without a block
   queue(control);
   wake_armed_ = true;
 }
 
 iocb& AioContext::next_control() noexcept {
-  ARTESIAN_CHECK(!free_.empty());  // there are as many as transfers
+  ARTESIAN_CHECK(!free_.empty());  // there are as many controls as transfers
   iocb& control = *free_.back();
   free_.pop_back();
   queue(control);
@@ -110,7 +110,7 @@ void AioContext::poll(Block& block, int descriptor) noexcept {
   control.data = &block;
 }
 
-/// Transfers, not wake-ups.
+/// Number of transfers, without wake-ups.
 std::uint32_t AioContext::in_kernel() const noexcept {
   const auto answered = static_cast<std::uint32_t>(answers_.size());
   ARTESIAN_CHECK(blocks_pending_ >= blocks_queued_ + answered, blocks_pending_, blocks_queued_,
@@ -128,7 +128,7 @@ void AioContext::end(iocb& control, std::int64_t result) noexcept {
   free_.push_back(&control);
 }
 
-/// See Note [Refused transfers].
+/// Makes the transfer with pread or pwrite: see Note [Refused transfers].
 void AioContext::move_here(iocb& control) noexcept {
   const bool reads = control.aio_lio_opcode == IO_CMD_PREAD;
   ARTESIAN_CHECK(reads || control.aio_lio_opcode == IO_CMD_PWRITE, control.aio_lio_opcode);
@@ -138,7 +138,7 @@ void AioContext::move_here(iocb& control) noexcept {
   end(control, moved < 0 ? -errno : moved);
 }
 
-/// Takes the first of the queue back, as the kernel will not have it.
+/// Removes the first transfer of the queue, which the kernel refuses.
 void AioContext::refuse(int system_error) noexcept {
   ARTESIAN_CHECK(queued_from_ < queued_.size(), queued_from_, queued_.size());
   iocb& control = *queued_[queued_from_++];
@@ -166,7 +166,7 @@ void AioContext::submit() noexcept {
         blocks_queued_ -= is_wake(*queued_[queued_from_++]) ? 0 : 1;
       }
     } else if (taken == 0 || taken == -EAGAIN) {
-      if (in_kernel() != 0) break;  // wait() waits for one of those
+      if (in_kernel() != 0) break;  // wait() will wait for one of them
       if (++refusals_ <= refusals_max) continue;
       while (queued_from_ != queued_.size()) refuse(EAGAIN);
       refusals_ = 0;
@@ -192,14 +192,14 @@ void AioContext::wait(std::uint32_t count) noexcept {
     wake_refused_ = 0;
     return;
   }
-  // Never for more than there are: some may not have been taken.
+  // Never waits for more than there are: the kernel may have refused some.
   const long needed = std::clamp<long>(count, 1, std::max<long>(1, in_kernel()));
   const int got =
       io_getevents(context_, needed, static_cast<long>(events_.size()), events_.data(), nullptr);
-  if (got < 0) return;  // EINTR: the caller calls again
+  if (got < 0) return;  // EINTR: the caller tries again
   for (int index = 0; index < got; ++index) {
     const io_event& event = events_[static_cast<std::size_t>(index)];
-    // The kernel's long, whatever the type of the field says.
+    // A long in the kernel, whatever the field's type is.
     end(*event.obj, static_cast<std::int64_t>(static_cast<long>(event.res)));
     if (!is_wake(*event.obj)) continue;
     std::uint64_t value = 0;
@@ -210,7 +210,7 @@ void AioContext::wait(std::uint32_t count) noexcept {
 std::span<const Answer> AioContext::reap() noexcept {
   ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
   blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());
-  // Preparing continued transfers may end others, while the caller still reads these answers.
+  // Preparing continued transfers may end others while the caller still reads these answers.
   reaped_.clear();
   std::swap(answers_, reaped_);
   return reaped_;

@@ -22,12 +22,12 @@ namespace artesian::aio {
 namespace {
 
 constexpr std::uint64_t page_size = 4096;     // of the page cache, in bytes
-constexpr double callbacks_seconds_max = 60;  // when the engine ends
+constexpr double callbacks_seconds_max = 60;  // limit when the engine ends
 
 thread_local bool on_progress_thread = false;
 
 std::chrono::steady_clock::time_point time_point(Deadline deadline) {
-  // steady_clock is CLOCK_MONOTONIC, as monotonic_ns() is; "no deadline" is 292 years.
+  // steady_clock is CLOCK_MONOTONIC, like monotonic_ns(); "no deadline" is capped at 292 years.
   constexpr auto latest = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
   return std::chrono::steady_clock::time_point(
       std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(deadline.at_ns, latest))));
@@ -37,7 +37,7 @@ bool reads(const Request& request) {
   return request.operation == Operation::Read;
 }
 
-/// Builds the error of a block that failed.
+/// Makes the error of a failed block.
 Error failure_of(const Block& block) {
   const bool full = block.system_error == ENOSPC || block.system_error == EDQUOT;
   Error error =
@@ -53,8 +53,8 @@ Error failure_of(const Block& block) {
   return error;
 }
 
-/// From where to where a request goes past the page cache, in bytes from its beginning: see Note
-/// [Ends]. Nowhere, with an alignment of 1.
+/// The part of a request that uses direct I/O, as offsets from its beginning: see Note [Ends].
+/// Empty if the alignment is 1.
 std::pair<std::uint64_t, std::uint64_t> direct_part(const Request& request, const std::byte* memory,
                                                     std::uint64_t alignment) {
   const std::uint64_t begin = request.offset;
@@ -154,7 +154,7 @@ bool EngineBase::has_blocks(const Lock& lock) const noexcept {
                      [&](const List& queue) { return may_take(queue); });
 }
 
-/// True if the next block of this queue may be handed out.
+/// True if the next block of this queue may be taken.
 bool EngineBase::may_take(const List& queue) const noexcept {
   if (queue.head == nullptr) return false;
   if (queue.head->request_.priority != Priority::WriteBack) return true;
@@ -186,8 +186,8 @@ EngineBase::List& EngineBase::queue_of(const Completion& completion) noexcept {
   return queues_[static_cast<std::size_t>(completion.request_.priority)];
 }
 
-/// Everything about a request that needs no lock: through which descriptors it is to go, and
-/// whether its file can still be used.
+/// The part of submitting a request that needs no lock: chooses its descriptors, and checks whether
+/// its file can still be used.
 void EngineBase::begin(Completion& completion) const noexcept {
   const Request& request = completion.request_;
   ARTESIAN_CHECK(request.file != nullptr);
@@ -230,12 +230,12 @@ EngineBase::Stretch EngineBase::stretch_at(const Completion& completion,
   return {.end = completion.request_.length, .descriptor = completion.cached_descriptor_};
 }
 
-/// How many blocks take() makes of it.
+/// The number of blocks that take() will make from the request.
 std::uint64_t EngineBase::count_blocks(const Completion& completion) const noexcept {
   std::uint64_t count = 0;
   for (std::uint64_t begin = 0; begin != completion.request_.length;) {
     const std::uint64_t end = stretch_at(completion, begin).end;
-    ARTESIAN_CHECK(end > begin, begin, end);  // otherwise this loop would not end
+    ARTESIAN_CHECK(end > begin, begin, end);  // ensures that the loop ends
     count += round_up(end - begin, options_.block_size) / options_.block_size;
     begin = end;
   }
@@ -250,7 +250,7 @@ void EngineBase::submit(std::span<Completion* const> completions) noexcept {
   {
     const Lock locked = lock();
     for (Completion* completion : completions) {
-      ARTESIAN_CHECK(!completion->in_flight());  // twice in one call, say
+      ARTESIAN_CHECK(!completion->in_flight());  // for example submitted twice in one call
       completion->bytes_taken_ = completion->bytes_done_ = 0;
       completion->blocks_taken_ = 0;
       completion->cancelled_ = completion->queued_ = false;
@@ -302,7 +302,7 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
       Completion& completion = *queue.head;
       const Request& request = completion.request_;
       Block& block = *slots[count++];
-      ARTESIAN_CHECK(block.completion == nullptr);  // a slot whose block came back
+      ARTESIAN_CHECK(block.completion == nullptr);  // the slot must be free
       block = next_block(completion, now_ns);
       block.next = in_kernel_;
       if (in_kernel_ != nullptr) in_kernel_->previous = &block;
@@ -329,7 +329,7 @@ std::size_t EngineBase::take(const Lock& lock, std::span<Block* const> slots) no
   return count;
 }
 
-/// See Note [Abandoned transfers].
+/// True if the block's completion was abandoned: see Note [Abandoned transfers].
 bool EngineBase::is_abandoned(const Block& block) const noexcept {
   if (!abandoned_any_.load()) return false;
   const Lock locked = lock();
@@ -349,7 +349,8 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
   if (faults_ != nullptr) result = faults_->answer(block, result);
   const auto moved = result > 0 ? static_cast<std::uint64_t>(result) : 0;
   ARTESIAN_CHECK(moved <= block.rest(), moved, block.rest());
-  // A direct transfer continues only at an alignment boundary; bytes beyond it are moved again.
+  // A direct transfer can only continue at an alignment boundary; bytes beyond it are transferred
+  // again.
   const std::uint64_t kept = moved == block.rest() ? moved : round_down(moved, block.alignment);
   block.done += kept;
   if (block.rest() == 0) return Verdict::Done;
@@ -362,7 +363,7 @@ EngineBase::Verdict EngineBase::settle(Block& block, std::int64_t result) const 
   if (reads(block.request()) && result >= 0) {
     block.failed = block.end_of_file = true;
     block.system_error = 0;
-    block.done += moved;  // the error names where the file ends
+    block.done += moved;  // so that the error shows where the file ends
     return Verdict::Done;
   }
   block.system_error = result < 0 ? static_cast<int>(-result) : 0;
@@ -391,7 +392,7 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   write_backs_in_kernel_ -= writes_back ? 1 : 0;
   (block.previous == nullptr ? in_kernel_ : block.previous->next) = block.next;
   if (block.next != nullptr) block.next->previous = block.previous;
-  if (block.completion == nullptr) return;  // abandoned
+  if (block.completion == nullptr) return;  // its completion was abandoned
   Completion& completion = *block.completion;
   ARTESIAN_CHECK(completion.in_flight() && completion.blocks_taken_ != 0);
   ARTESIAN_CHECK(block.done <= block.length, block.done, block.length);
@@ -412,13 +413,13 @@ void EngineBase::account(const Lock& lock, Block& block, std::uint64_t now_ns) n
   latencies_.add(now_ns - block.taken_ns);
   if (block.failed) {
     fail(completion, failure_of(block));
-    drop_queued(lock, completion);  // the rest would be moved for nothing
+    drop_queued(lock, completion);  // transferring the rest would be useless
   }
   block.completion = nullptr;
   if (completion.blocks_taken_ == 0 && !completion.queued_) end(lock, completion, now_ns);
 }
 
-/// Keeps a request's first failure. A failed write poisons the file.
+/// Records a request's first failure. A failed write poisons the file.
 void EngineBase::fail(Completion& completion, Error error) noexcept {
   if (error.code != ErrorCode::Cancelled && !reads(completion.request_)) {
     completion.request_.file->poison_with(error);
@@ -499,7 +500,7 @@ bool EngineBase::holds(const Lock& lock, const Waiter& waiter) const noexcept {
   return in_flight_ == 0 && (!waiter.for_kernel || blocks_in_kernel_ == 0);
 }
 
-/// See Note [End of a completion].
+/// Wakes waiters whose condition holds: see Note [End of a completion].
 void EngineBase::wake_waiters(const Lock& lock) noexcept {
   ARTESIAN_CHECK(owns(lock));
   for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
@@ -507,7 +508,7 @@ void EngineBase::wake_waiters(const Lock& lock) noexcept {
   }
 }
 
-/// Sleeps until what the waiter waits for holds (true) or it is too late (false).
+/// Sleeps until the waiter's condition holds (returns true) or the deadline passes (false).
 bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noexcept {
   ARTESIAN_CHECK(owns(lock) && !on_progress_thread);
   Headway headway = Headway::Made;
@@ -530,7 +531,7 @@ bool EngineBase::sleep_until(Lock& lock, Waiter& waiter, Deadline deadline) noex
 Result<void> EngineBase::wait(Completion& completion, Deadline deadline) noexcept {
   if (completion.ready()) return {};
   Lock locked = lock();
-  // Read once: a completion with a callback becomes ready without the lock.
+  // Read once, as a completion with a callback becomes ready without the lock.
   const auto state = completion.state_.load(std::memory_order_acquire);
   if (state == Completion::State::Ready) return {};
   ARTESIAN_CHECK(state == Completion::State::InFlight);  // otherwise it would never finish
@@ -553,7 +554,8 @@ Result<void> EngineBase::drain(Deadline deadline) noexcept {
                                 describe_in_flight(locked)));
 }
 
-/// Takes a completion out of its queue, if it is in one: its other blocks are not handed out.
+/// Removes a completion from its queue, if it is in one, so that its other blocks are not handed
+/// out.
 bool EngineBase::drop_queued(const Lock& lock, Completion& completion) noexcept {
   ARTESIAN_CHECK(owns(lock));
   if (!completion.queued_) return false;
@@ -571,7 +573,7 @@ void EngineBase::cancel(Completion& completion) noexcept {
     const Lock locked = lock();
     if (!completion.in_flight() || completion.cancelled_) return;
     completion.cancelled_ = true;
-    if (!drop_queued(locked, completion)) return;  // every block is with the kernel, or back
+    if (!drop_queued(locked, completion)) return;  // every block is in the kernel, or done
     if (completion.blocks_taken_ == 0) {
       end(locked, completion, monotonic_ns());
       wake_waiters(locked);
@@ -581,12 +583,13 @@ void EngineBase::cancel(Completion& completion) noexcept {
   if (ended) wake_all();
 }
 
-/// Ends a completion whose blocks may be in the kernel.
+/// Ends a completion whose blocks may still be in the kernel.
 void EngineBase::cut_off(const Lock& lock, Completion& completion) noexcept {
   ARTESIAN_CHECK(owns(lock) && completion.in_flight());
   completion.cancelled_ = true;
   const bool queued = drop_queued(lock, completion);
-  if (!queued && completion.blocks_taken_ == 0) return;  // it has ended; its callback follows
+  // It has ended; its callback is still to run.
+  if (!queued && completion.blocks_taken_ == 0) return;
   std::uint32_t cut = 0;
   for (Block* block = in_kernel_; block != nullptr; block = block->next) {
     if (block->completion != &completion) continue;
@@ -609,7 +612,7 @@ void EngineBase::abandon(Completion& completion) noexcept {
     if (!completion.in_flight()) return;
     cut_off(locked, completion);
   }
-  finish({}, 0);  // its callback: the progress threads may all be stuck
+  finish({}, 0);  // runs its callback, as the progress threads may all be stuck
 }
 
 EngineStatistics EngineBase::statistics() const noexcept {
@@ -621,8 +624,8 @@ EngineStatistics EngineBase::statistics() const noexcept {
   return copy;
 }
 
-/// One clause for each of the first blocks in the kernel, and how many requests are not there. How
-/// much of a block is done its progress thread alone knows.
+/// One clause for each of the first blocks in the kernel, and the number of requests that are not
+/// there. Only a block's progress thread knows how much of it is done.
 std::string EngineBase::describe_in_flight(const Lock& lock) const {
   ARTESIAN_CHECK(owns(lock));
   constexpr std::uint64_t clauses_max = 8;
@@ -642,7 +645,7 @@ std::string EngineBase::describe_in_flight(const Lock& lock) const {
   return text;
 }
 
-/// Abandons what is in flight at stop()'s deadline, and accepts nothing more.
+/// Abandons everything in flight at stop()'s deadline, and accepts no more requests.
 void EngineBase::cut_off_all(const Lock& lock) noexcept {
   for (const List& queue : queues_) {
     while (queue.head != nullptr) cut_off(lock, *queue.head);
@@ -654,8 +657,9 @@ void EngineBase::cut_off_all(const Lock& lock) noexcept {
   stopping_ = true;
 }
 
-/// Callbacks of what was cut off, here, as the progress threads may all be stuck; of what those
-/// submit; and those that progress threads are at. They do not wait, so that this does not either.
+/// Runs the callbacks of abandoned completions here, as the progress threads may all be stuck; also
+/// those of requests that these callbacks submit. Waits for callbacks that progress threads are
+/// running; callbacks must not wait, so this ends.
 void EngineBase::run_last_callbacks() noexcept {
   Lock locked = lock();
   while (has_ended(locked)) {
@@ -672,7 +676,7 @@ bool EngineBase::stop() noexcept {
   Lock locked = lock();
   Waiter all;
   if (sleep_until(locked, all, Deadline::after_seconds(options_.stop_seconds))) {
-    Waiter rest{.for_kernel = true};  // abandoned before: it has had its time
+    Waiter rest{.for_kernel = true};  // abandoned before, with its own deadline
     sleep_until(locked, rest, Deadline::after_seconds(0.1));
   }
   const std::string report = in_flight_ == 0 ? std::string() : describe_in_flight(locked);

@@ -18,15 +18,16 @@ std::int16_t FileSlots::enter(io_uring& ring, int descriptor) noexcept {
     const Slot& slot = slots_[index];
     if (slot.pending != 0 && slot.descriptor != descriptor) continue;
     found = static_cast<std::int16_t>(index);
-    if (slot.pending != 0) break;  // otherwise the slot is free, and the file may be in a later one
+    // Otherwise the slot is free, and the file may be in a later slot.
+    if (slot.pending != 0) break;
   }
   if (found == none) return none;
   Slot& slot = slots_[static_cast<std::size_t>(found)];
-  ARTESIAN_CHECK(slot.pending != 0 || !slot.registered);  // out again with its last transfer
+  ARTESIAN_CHECK(slot.pending != 0 || !slot.registered);  // removed with its last transfer
   slot.descriptor = descriptor;
   if (++slot.pending < pending_min || slot.registered) return found;
   const auto index = static_cast<unsigned>(found);
-  // Where the kernel refuses, for want of memory say, the next transfer tries again.
+  // If the kernel refuses, for instance for lack of memory, the next transfer tries again.
   slot.registered = io_uring_register_files_update(&ring, index, &slot.descriptor, 1) == 1;
   return found;
 }
@@ -41,7 +42,7 @@ void FileSlots::leave(io_uring& ring, std::int16_t at) noexcept {
   const int answer = io_uring_register_files_update(&ring, static_cast<unsigned>(at), &nothing, 1);
   slot.registered = false;
   if (answer == 1) return;
-  // The file must not stay open in there.
+  // The file must not remain open in the table.
   stop();
   io_uring_unregister_files(&ring);
 }

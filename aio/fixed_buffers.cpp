@@ -17,7 +17,7 @@ std::uintptr_t begin_of(const iovec& piece) {
 
 FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::uint64_t piece_size) {
   for (const std::span<std::byte> range : ranges) {
-    // See Note [Whole huge pages].
+    // Cuts at huge pages: see Note [Whole huge pages].
     const auto begin = reinterpret_cast<std::uintptr_t>(range.data());
     const std::uint64_t first = round_up(begin, huge_page_size) - begin;
     const std::uint64_t end = round_down(begin + range.size(), huge_page_size);
@@ -33,7 +33,7 @@ FixedBuffers::FixedBuffers(std::span<const std::span<std::byte>> ranges, std::ui
   }
   std::sort(pieces_.begin(), pieces_.end(),
             [](const iovec& left, const iovec& right) { return begin_of(left) < begin_of(right); });
-  ARTESIAN_CHECK(pieces_.size() <= 1 << 16, pieces_.size());  // an index has 16 bits
+  ARTESIAN_CHECK(pieces_.size() <= 1 << 16, pieces_.size());  // indices have 16 bits
   for (std::size_t index = 1; index < pieces_.size(); ++index) {
     const iovec& before = pieces_[index - 1];
     ARTESIAN_CHECK(begin_of(before) + before.iov_len <= begin_of(pieces_[index]), index);

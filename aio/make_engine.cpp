@@ -36,7 +36,7 @@ Result<void> check_options(const EngineOptions& options) {
   return {};
 }
 
-/// Why there is no such engine, and what to do, as far as can be known.
+/// Why such an engine is not available, and what to do, as far as known.
 std::string reason_of(EngineKind kind, const Error& error, const EngineOptions& options) {
   if (error.code == ErrorCode::Exhausted) {
     return "no more threads: the limit of the user (ulimit -u) or of a control group (pids.max)";

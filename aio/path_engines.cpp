@@ -20,7 +20,7 @@ class PathEngines final : public Engine {
     ARTESIAN_CHECK(path < engines_.size(), path, engines_.size());
     return *engines_[path];
   }
-  // Whoever knows of no paths has the first.
+  // Callers that do not use paths get the first engine.
   void submit(std::span<Completion* const> completions) noexcept override {
     engines_[0]->submit(completions);
   }
@@ -53,7 +53,7 @@ class PathEngines final : public Engine {
   const std::vector<std::unique_ptr<Engine>> engines_;
 };
 
-/// Registers the first ring of each path first, so that paths share limited space.
+/// Registers the first ring of each path first, so that paths share limited memory.
 int PathEngines::register_with_ring(std::uint32_t ring,
                                     std::span<const std::span<std::byte>> ranges) noexcept {
   for (std::uint32_t turn = 0;; ++turn) {
@@ -62,11 +62,11 @@ int PathEngines::register_with_ring(std::uint32_t ring,
       if (ring == 0) return engine->register_with_ring(turn, ranges);
       --ring;
     }
-    ARTESIAN_CHECK(turn < threads_max, turn, ring);  // there are fewer rings
+    ARTESIAN_CHECK(turn < threads_max, turn, ring);  // this path has fewer rings
   }
 }
 
-/// Sums; of latencies the worst path's, which is what a step waits for.
+/// Sums over all paths; for latencies the worst path's, as a step waits for that.
 EngineStatistics PathEngines::statistics() const noexcept {
   EngineStatistics all;
   for (const auto& engine : engines_) {

@@ -17,9 +17,8 @@
 namespace artesian::aio {
 namespace {
 
-// liburing maps and unmaps by system calls of its own, which ThreadSanitizer does not see: where a
-// ring comes to lie in the memory of one that another thread has closed, it has to be told that the
-// one came after the other.
+// liburing maps and unmaps memory by its own system calls, which ThreadSanitizer does not see. If a
+// ring is mapped where another thread has unmapped one, ThreadSanitizer must be told of the order.
 #if defined(__SANITIZE_THREAD__)
 char ring_memory;
 void ring_memory_given_back() {
@@ -33,12 +32,12 @@ void ring_memory_given_back() {}
 void ring_memory_taken() {}
 #endif
 
-constexpr unsigned idle_ms = 10;  // without work, until the thread of SQPOLL sleeps
+constexpr unsigned idle_ms = 10;  // SQPOLL's thread sleeps after this long without work
 
-/// Tries the cheapest way of running completions first; older kernels refuse unknown flags.
+/// Tries the cheapest way of running completions first, as older kernels refuse unknown flags.
 int open_ring(auto setup, std::uint32_t entries, unsigned wanted, io_uring& ring,
               unsigned& features) {
-  // With SQPOLL it is the kernel's thread that runs them; with IOPOLL there is nothing to run.
+  // With SQPOLL the kernel's thread runs completions; with IOPOLL there are none to run.
   const bool plain = wanted == 0;
   const std::array<unsigned, 3> flag_sets{
       IORING_SETUP_SINGLE_ISSUER | (plain ? IORING_SETUP_DEFER_TASKRUN : 0u),
@@ -64,10 +63,10 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   unsigned features = 0;
   const unsigned completion = polls_completion(polling) ? IORING_SETUP_IOPOLL : 0u;
   const unsigned submission = polls_submission(polling) ? IORING_SETUP_SQPOLL : 0u;
-  const std::uint32_t entries = depth + 1;  // one more: the eventfd's read
+  const std::uint32_t entries = depth + 1;  // one more, for the read of the eventfd
   int answer = open_ring(setup, entries, completion | submission, ring_, features);
   if (answer >= 0 && submission != 0 && (features & IORING_FEAT_SQPOLL_NONFIXED) == 0) {
-    io_uring_queue_exit(&ring_);  // kernels before 5.11: of registered files alone
+    io_uring_queue_exit(&ring_);  // kernels before 5.11 support only registered files
     answer = -EOPNOTSUPP;
   }
   if (answer < 0 && submission != 0) {
@@ -84,7 +83,7 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   constexpr unsigned needed = IORING_FEAT_NODROP | IORING_FEAT_FAST_POLL;
   if ((features & needed) != needed) return EOPNOTSUPP;
   if (const int refusal = probe(); refusal != 0) return refusal;
-  // Spares a look-up of the ring's own descriptor in each call; kernels before 5.18 have no such.
+  // Saves looking up the ring's own descriptor in each call; kernels before 5.18 lack this.
   (void)io_uring_register_ring_fd(&ring_);
   if (const int refusal = files_.open(ring_); refusal != 0) {
     log_once(LogLevel::Warning, "io_uring cannot register files (" + system_error_text(refusal) +
@@ -97,13 +96,13 @@ int Ring::open(std::uint32_t depth, Polling polling) noexcept {
   return 0;
 }
 
-/// Asks whether the kernel takes work, which it has not said by setting the ring up: filters may
-/// refuse io_uring_enter alone. Returns 0 or an errno. A ring with IOPOLL is not asked: it is
-/// always beside a plain one of the same thread, and some kernels have no NOP there.
+/// Tests whether the kernel accepts work, which setting up the ring does not show: filters may
+/// refuse only io_uring_enter. Returns 0 or an errno. A ring with IOPOLL is not tested: it is
+/// always used with a plain ring of the same thread, and some kernels do not support NOP on it.
 int Ring::probe() noexcept {
   if (polls_completion(polling())) return 0;
   io_uring_prep_nop(&next_entry());
-  // A call in any case: the thread of SQPOLL would take a NOP up, and answer it, without one.
+  // Makes a call in any case, as SQPOLL's thread could answer a NOP without one.
   int answer = -EINTR;
   while (answer == -EINTR) answer = io_uring_submit_and_wait(&ring_, 1);
   io_uring_cqe* entry = nullptr;
@@ -141,7 +140,7 @@ void Ring::close() noexcept {
 void Ring::wake() const noexcept {
   ARTESIAN_CHECK(event_ >= 0, event_);
   const std::uint64_t one = 1;
-  // Fails only when the count is at its end: then a wake-up is on its way already.
+  // Fails only if the counter is at its maximum: then a wake-up is pending already.
   [[maybe_unused]] const auto written = write(event_, &one, sizeof one);
 }
 
@@ -161,13 +160,13 @@ int Ring::register_buffers(const FixedBuffers& buffers) noexcept {
 
 io_uring_sqe& Ring::next_entry() noexcept {
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-  // SQPOLL's thread frees entries a moment after their answers.
+  // SQPOLL's thread frees entries shortly after their answers.
   while (entry == nullptr && polls_submission(polling())) {
-    io_uring_submit(&ring_);  // it cannot free entries that it has not seen
+    io_uring_submit(&ring_);  // the kernel can only free entries that it has seen
     io_uring_sqring_wait(&ring_);
     entry = io_uring_get_sqe(&ring_);
   }
-  ARTESIAN_CHECK(entry != nullptr);  // there are as many entries as transfers, and one
+  ARTESIAN_CHECK(entry != nullptr);  // there is an entry for each transfer, and one more
   return *entry;
 }
 
@@ -175,14 +174,14 @@ void Ring::arm_wake() noexcept {
   if (wake_armed_) return;
   io_uring_sqe& entry = next_entry();
   io_uring_prep_read(&entry, event_, &event_count_, sizeof event_count_, 0);
-  io_uring_sqe_set_data(&entry, this);  // marks wake-ups, as opposed to blocks
+  io_uring_sqe_set_data(&entry, this);  // marks wake-ups, as distinct from blocks
   wake_armed_ = true;
 }
 
 void Ring::prepare(Block& block, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(opened_);
   ARTESIAN_CHECK(length != 0 && length <= block.rest(), length, block.rest());
-  ARTESIAN_CHECK(length <= block_size_max, length);  // the kernel's count has 32 bits
+  ARTESIAN_CHECK(length <= block_size_max, length);  // the kernel's length has 32 bits
   const Request& request = block.request();
   const int descriptor = block.descriptor;
   const std::uint64_t offset = block.offset + block.done;
@@ -234,7 +233,7 @@ void Ring::glance() noexcept {
   io_uring_get_events(&ring_);
 }
 
-/// True if handing over takes a call: not while the thread of SQPOLL is awake.
+/// True if submitting needs a call: not while SQPOLL's thread is awake.
 bool Ring::submits_by_call() const noexcept {
   if (!polls_submission(polling())) return true;
   return (io_uring_smp_load_acquire(ring_.sq.kflags) & IORING_SQ_NEED_WAKEUP) != 0;
@@ -247,7 +246,7 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
     answer = io_uring_submit(&ring_);
   } else if (io_uring_sq_ready(&ring_) != 0) {
     answer = io_uring_submit_and_wait(&ring_, wait_count);
-  } else {  // which that function of liburing would not wait for
+  } else {  // liburing's function would not wait in this case
     io_uring_cqe* ignored = nullptr;
     answer = io_uring_wait_cqe_nr(&ring_, &ignored, wait_count);
   }
@@ -259,8 +258,8 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
   }
   if (answer == -EINTR) return;
   if (polls_submission(polling())) {
-    ARTESIAN_CHECK(answer != -EOWNERDEAD);  // the kernel's thread ends with the process alone
-    return;                                 // the caller calls again
+    ARTESIAN_CHECK(answer != -EOWNERDEAD);  // the kernel's thread only ends with the process
+    return;                                 // the caller tries again
   }
   std::uint32_t queued = 0;
   visit_queue([&](void* data) { queued += data == this ? 0 : 1; });
@@ -274,7 +273,7 @@ void Ring::enter(std::uint32_t wait_count) noexcept {
   if (!passing || ++refusals_ > refusals_max) withdraw(-answer);
 }
 
-/// Calls `visit` with what each entry that is not handed over was tagged with.
+/// Calls `visit` with the tag of each entry that was not handed over.
 template <typename Visit>
 void Ring::visit_queue(Visit visit) const noexcept {
   const unsigned head = io_uring_smp_load_acquire(ring_.sq.khead);
@@ -302,8 +301,9 @@ void Ring::withdraw(int system_error) noexcept {
   refusals_ = 0;
 }
 
-/// The kernel keeps what does not fit into the completion queue (IORING_FEAT_NODROP), unless it has
-/// no memory to. Then a transfer has ended and nobody will ever know which: nothing can go on.
+/// The kernel keeps answers that do not fit into the completion queue (IORING_FEAT_NODROP), unless
+/// it has no memory. Then an unknown transfer has ended without an answer, and the process cannot
+/// continue.
 void Ring::expect_nothing_lost() const noexcept {
   const unsigned koverflow = *ring_.cq.koverflow;
   if (koverflow == 0) return;
@@ -323,7 +323,7 @@ std::span<const Answer> Ring::reap() noexcept {
   io_uring_for_each_cqe(&ring_, head, entry) {
     ++count;
     void* const data = io_uring_cqe_get_data(entry);
-    ARTESIAN_CHECK(data != nullptr);  // each entry has a block, or is the eventfd's
+    ARTESIAN_CHECK(data != nullptr);  // each entry belongs to a block or to the eventfd
     if (data == this) {
       wake_armed_ = false;
     } else {
@@ -335,7 +335,7 @@ std::span<const Answer> Ring::reap() noexcept {
   expect_nothing_lost();
   ARTESIAN_CHECK(answers_.size() <= blocks_pending_, answers_.size(), blocks_pending_);
   blocks_pending_ -= static_cast<std::uint32_t>(answers_.size());
-  // The thread of SQPOLL may have taken up, and answered, what we have not counted as handed over.
+  // SQPOLL's thread may have taken and answered entries that are not counted as handed over yet.
   ARTESIAN_CHECK(polls_submission(polling()) || blocks_queued_ <= blocks_pending_, blocks_queued_,
                  blocks_pending_);
   return answers_;

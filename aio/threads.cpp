@@ -13,14 +13,14 @@
 namespace artesian::aio {
 namespace {
 
-// Note [Idle workers]: each sleeps on a condition variable of its own. glibc before 2.41 can lose a
-// notify_one where several threads wait on one (its bug 25847), and the block of that wake would
-// stay in the queue.
+// Note [Idle workers]: each sleeps on its own condition variable. glibc before 2.41 can lose a
+// notify_one if several threads wait on one condition variable (its bug 25847), and the block for
+// which the worker was woken would stay in the queue.
 //
-// Note [Caller]: every worker may be stuck in the kernel, for ever, and a request that was
-// cancelled or failed before its turn has to call its callback all the same. That cannot be on the
-// thread that cancels or submits. So one more thread is there for callbacks of what ended without a
-// worker. Workers that are awake run them, too: whoever comes first.
+// Note [Caller]: all workers may be stuck in the kernel for ever, but the callback of a request
+// that was cancelled or failed before its turn must still run, and not on the thread that cancels
+// or submits. So there is one more thread for callbacks of requests that ended without a worker.
+// Awake workers run such callbacks, too.
 
 class ThreadPool final : public EngineBase {
  public:
@@ -48,7 +48,7 @@ class ThreadPool final : public EngineBase {
   bool may_take(const Lock& lock) const noexcept;
   void move(Block& block) const noexcept;
 
-  /// A worker that sleeps, on its stack: Note [Idle workers].
+  /// A sleeping worker; lies on its stack: Note [Idle workers].
   struct Idle {
     std::condition_variable called;
     bool is_called = false;
@@ -58,8 +58,8 @@ class ThreadPool final : public EngineBase {
   std::thread caller_;
   std::condition_variable caller_woken_;
   std::vector<std::thread> workers_;
-  Idle* idle_ = nullptr;   // idle workers without a call; the last to fall asleep first
-  bool draining_ = false;  // without overlap_events: no new blocks until all are back
+  Idle* idle_ = nullptr;   // idle workers that were not called; the last to fall asleep first
+  bool draining_ = false;  // without overlap_events: no new blocks until all have ended
 };
 
 Result<void> ThreadPool::start() noexcept {
@@ -75,7 +75,7 @@ Result<void> ThreadPool::start() noexcept {
 Result<void> ThreadPool::start_workers() noexcept {
   const std::uint64_t wanted = std::uint64_t{options_.queue_depth} * options_.threads;
   const auto count = static_cast<std::size_t>(std::min(wanted, workers_max));
-  const Lock locked = lock();  // workers look at workers_
+  const Lock locked = lock();  // workers read workers_
   workers_.reserve(count);
   try {
     while (workers_.size() < count) workers_.emplace_back([this] { run(); });
@@ -99,7 +99,7 @@ void ThreadPool::wake_all() noexcept {
   if (stopping(locked)) call_idle(locked, workers_max);
 }
 
-/// See Note [Caller].
+/// Runs callbacks: see Note [Caller].
 void ThreadPool::run_caller() noexcept {
   enter_progress_thread();
   Lock locked = lock();
@@ -116,7 +116,8 @@ void ThreadPool::wake(std::uint64_t blocks) noexcept {
   call_idle(lock(), blocks);
 }
 
-/// Notifies while it holds the lock: an idle worker's condition variable is gone once that has it.
+/// Notifies while holding the lock: once an idle worker gets the lock, its condition variable is
+/// gone.
 void ThreadPool::call_idle(const Lock& lock, std::uint64_t count) noexcept {
   ARTESIAN_CHECK(lock.owns_lock());
   for (; count != 0 && idle_ != nullptr; --count) {
@@ -149,7 +150,7 @@ void ThreadPool::run() noexcept {
     if (!may_take(locked)) return;
     const bool taken = !draining_ && take(locked, {&slot, 1}) == 1;
     const std::uint64_t moving = blocks_in_kernel(locked);
-    ARTESIAN_CHECK(moving <= workers_.size(), moving, workers_.size());  // one each
+    ARTESIAN_CHECK(moving <= workers_.size(), moving, workers_.size());  // one block each
     const bool full = moving == workers_.size();
     if (!options_.overlap_events && taken) draining_ = full || !has_work(locked);
     locked.unlock();

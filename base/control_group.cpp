@@ -11,13 +11,14 @@
 namespace artesian {
 namespace {
 
-// Whether a list like "cpu,memory" has the word.
+// True if a list like "cpu,memory" contains the word.
 bool lists(const std::string& list, const std::string& word) {
   const auto words = split(list, ',');
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// This process's group in the hierarchy of the controller: "/a/b". Line: "id:controllers:path".
+// Path of this process's group in the controller's hierarchy: "/a/b". Parses lines
+// "id:controllers:path".
 std::optional<std::string> group_path(GroupVersion version, const std::string& controller,
                                       const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
@@ -34,11 +35,12 @@ std::optional<std::string> group_path(GroupVersion version, const std::string& c
 }
 
 struct Mount {
-  std::string root;  // the group that is seen at `point`
+  std::string root;  // the group that is mounted at `point`
   std::string point;
 };
 
-// Line of mountinfo: id parent device root point options [fields] - type source super-options.
+// Finds the mount of the hierarchy. Parses lines of mountinfo: id parent device root point options
+// [fields] - type source super-options.
 std::optional<Mount> group_mount(GroupVersion version, const std::string& controller,
                                  const std::string& root) {
   const std::string type = version == GroupVersion::Two ? "cgroup2" : "cgroup";

@@ -12,7 +12,7 @@ Result<void> start_detached(std::function<void()> body) noexcept {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits it
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits the mask
   Result<void> outcome;
   try {
     std::thread(std::move(body)).detach();
@@ -31,7 +31,7 @@ bool wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& wok
   while (!ready()) {
     const std::uint64_t now_ns = monotonic_ns();
     if (now_ns >= deadline.at_ns) return false;
-    // In steps: a deadline may be the end of time, which overflows.
+    // Waits in steps, as a deadline may be the end of time, which would overflow.
     const std::uint64_t left_ns = std::min<std::uint64_t>(deadline.at_ns - now_ns, 1'000'000'000);
     woken.wait_for(lock, std::chrono::nanoseconds(left_ns));
   }

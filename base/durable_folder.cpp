@@ -27,7 +27,7 @@ Error lock_error(ErrorCode code, const Folder& folder, const std::string& name,
   return error;
 }
 
-/// Opens the lock file, or makes it. A name that another process makes first is opened.
+/// Opens the lock file, or creates it. If another process creates it first, that file is opened.
 Result<std::unique_ptr<File>> open_lock_file(Folder& folder, const std::string& name) noexcept {
   auto created = folder.open(name, buffered_new);
   if (created.has_value() || created.error().system_error != EEXIST) return created;
@@ -84,7 +84,7 @@ Result<void> replace_durable_file(Folder& folder, const std::string& name,
   auto done = write_durable_file(folder, temporary, text);
   if (done.has_value()) done = folder.rename(temporary, folder, name, Existing::Replace);
   if (done.has_value()) return folder.sync();
-  (void)folder.remove(temporary).has_value();  // the first error is the one to tell
+  (void)folder.remove(temporary).has_value();  // the first error is the one to report
   return done;
 }
 

@@ -1,5 +1,5 @@
-// What every File shares: poison, and the kernel's answers to `status`, the defaults of the seam,
-// which simulated files override.
+// The shared part of all Files: poison, and the default `status`, which asks the kernel and which
+// simulated files override.
 #include <sys/stat.h>
 #include <unistd.h>
 

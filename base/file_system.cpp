@@ -1,5 +1,5 @@
-// The kernel's file system (POSIX and Linux calls). Nothing here is on the step path except what a
-// File's descriptor is used for by an aio::Engine.
+// The kernel's file system (POSIX and Linux calls). A step uses nothing here except a File's
+// descriptor, through an aio::Engine.
 #include "base/file_system.h"
 
 #include <dirent.h>
@@ -50,7 +50,7 @@ Result<std::unique_ptr<File>> SystemFileSystem::open(const std::string& path,
   if (descriptor < 0) {
     return system_failure(create ? "cannot create a file" : "cannot open a file", path, errno);
   }
-  // From here on the file closes itself.
+  // From here on the object closes the descriptor.
   auto file = std::make_unique<SystemFile>(descriptor, path);
   if (create) {
     auto set = set_mode(fchmod(descriptor, 0600), "a file", parent_of(path), name_of(path));
@@ -121,13 +121,13 @@ Result<std::uint64_t> SystemFileSystem::free_bytes(const std::string& path) noex
 
 bool SystemFileSystem::exists(const std::string& path) noexcept {
   struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0;  // a dangling link is in the way as well
+  return ::lstat(path.c_str(), &status) == 0;  // a dangling link counts as existing
 }
 
 }  // namespace
 
 FileSystem& system_files() noexcept {
-  // Never destroyed: a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
+  // Never destroyed, as a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
   static auto* const files = new SystemFileSystem;
   return *files;
 }

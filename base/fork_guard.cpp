@@ -19,11 +19,11 @@ struct Guarded {
 };
 
 Guarded& guarded() {
-  static auto* const all = new Guarded;  // not destroyed: a fork may come during exit
+  static auto* const all = new Guarded;  // not destroyed, as a fork may happen during exit
   return *all;
 }
 
-// The mutex is held over each fork, so that the child's copy of the list is whole.
+// The mutex is held during each fork, so that the child's copy of the list is consistent.
 void before_fork() {
   guarded().mutex.lock();
 }
@@ -32,8 +32,8 @@ void in_parent() {
   guarded().mutex.unlock();
 }
 
-// Only calls that are safe between fork and exec. The number stays taken, so that a destructor that
-// runs in the child closes nothing else.
+// Uses only calls that are allowed between fork and exec. The number stays in use, so that
+// destructors in the child close no other file.
 void in_child() {
   const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int descriptor : guarded().descriptors) {

@@ -8,7 +8,7 @@ namespace artesian {
 namespace {
 
 constexpr const char* torch_size = "WORLD_SIZE";
-// Set by Open MPI; by MPICH, Intel MPI and Slurm's own PMI; by MVAPICH2.
+// Set by Open MPI; by MPICH, Intel MPI and Slurm's PMI; and by MVAPICH2.
 constexpr const char* mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
 constexpr const char* slurm_size = "SLURM_STEP_NUM_TASKS";
 constexpr const char* torchrun_mark = "TORCHELASTIC_RUN_ID";

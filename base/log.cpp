@@ -17,7 +17,7 @@ struct LogState {
 };
 
 LogState& state() {
-  // Never destroyed: a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
+  // Never destroyed, as a thread may outlive main (aio/engine_base.h, Note [Abandoned transfers]).
   static auto* const log_state = new LogState;
   return *log_state;
 }
@@ -44,7 +44,8 @@ void set_log_program(std::string name) {
 
 void set_log_sink(LogSink sink) {
   const std::lock_guard lock(state().mutex);
-  state().sink.swap(sink);  // the former one ends with the call, when the lock is free
+  // The former sink is destroyed at the end of the call, after the lock is released.
+  state().sink.swap(sink);
 }
 
 void set_log_level(LogLevel level) noexcept {

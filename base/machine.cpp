@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
 
-// The number after `key` (then spaces) at the start of a line. Nothing if there is no such line.
+// The number after `key` (and spaces) at the beginning of a line; nothing if there is no such line.
 std::optional<std::uint64_t> value_of(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -37,7 +37,7 @@ std::optional<std::uint64_t> kib_of(const std::string& path, const std::string& 
   return kib ? std::optional(*kib * 1024) : std::nullopt;
 }
 
-// How the two versions of control groups call the same things.
+// Names of the same files in the two versions of control groups.
 struct MemoryFiles {
   GroupVersion version;
   const char* limit;
@@ -51,7 +51,7 @@ constexpr MemoryFiles version_2{GroupVersion::Two, "memory.max", "memory.current
 
 std::uint64_t available_in_group(const MemoryFiles& files, const std::string& folder) {
   const auto limit = value_of(folder + "/" + files.limit, "");
-  if (!limit) return unlimited;  // "max", or a level that counts nothing
+  if (!limit) return unlimited;  // "max", or a level without a limit
   const auto usage = value_of(folder + "/" + files.usage, "").value_or(0);
   const auto reclaimable =
       std::min(usage, value_of(folder + "/memory.stat", files.reclaimable).value_or(0));
@@ -59,7 +59,7 @@ std::uint64_t available_in_group(const MemoryFiles& files, const std::string& fo
   return *limit > used ? *limit - used : 0;
 }
 
-// The least over the group and all groups above it that can be seen.
+// The minimum over the group and all visible groups above it.
 std::uint64_t available_in_groups(const MemoryFiles& files, const std::string& root) {
   std::uint64_t available = unlimited;
   for (const std::string& folder : control_group_folders(files.version, "memory", root)) {
@@ -68,7 +68,7 @@ std::uint64_t available_in_groups(const MemoryFiles& files, const std::string& r
   return available;
 }
 
-// Where /proc is not mounted. Less than what is available: the page cache is not counted.
+// Used if /proc is not mounted. An underestimate, as the page cache does not count as free.
 std::optional<std::uint64_t> free_memory() {
   struct sysinfo machine {};
   if (::sysinfo(&machine) != 0) return std::nullopt;

@@ -7,13 +7,13 @@
 namespace artesian {
 namespace {
 
-constexpr std::size_t name_length_max = 100;  // the distance costs the product of the lengths
+constexpr std::size_t name_length_max = 100;  // as the distance costs the product of the lengths
 
 char lower(char c) {
   return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
 }
 
-/// Levenshtein's distance, case ignored.
+/// Levenshtein distance, ignoring case.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;

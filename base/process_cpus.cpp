@@ -6,9 +6,9 @@
 namespace artesian {
 namespace {
 
-// The kernel's own calls: libc's may be a sanitizer's, which is not ready yet.
+// Raw system calls, as libc's may be intercepted by a sanitizer that is not ready yet.
 unsigned long cpus[1024 / sizeof(unsigned long)];  // 8192 processors
-long size = 0;                                     // in bytes; 0: not noted
+long size = 0;                                     // in bytes; 0 if not recorded
 
 }  // namespace
 
@@ -19,7 +19,7 @@ void note_process_cpus() noexcept {
 
 void use_process_cpus() noexcept {
   if (size == 0) return;
-  // Fails if a container was given other processors since: then the thread stays where it is.
+  // Fails if the container's processors were changed meanwhile: then the thread stays where it is.
   (void)syscall(SYS_sched_setaffinity, 0, static_cast<unsigned long>(size), cpus);
 }
 

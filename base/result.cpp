@@ -23,7 +23,7 @@ const char* error_code_name(ErrorCode code) noexcept {
 }
 
 std::string system_error_text(int number) {
-  // Not strerror: its unknown numbers go through a buffer that threads share.
+  // Not strerror, which uses a buffer shared by threads for unknown numbers.
   const char* text = strerrordesc_np(number);
   return text != nullptr ? text : fmt::format("error {}", number);
 }

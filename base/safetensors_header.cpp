@@ -10,13 +10,12 @@
 
 namespace artesian {
 
-// Note [What a header may say]
-// The same as the reference reader (the Rust crate safetensors 0.8) accepts, field for field:
-// unknown fields of a tensor are skipped, "__metadata__" maps strings to strings or is null,
-// offsets in order leave no hole and end where the file ends, and nesting is at most 127 deep.
-// Stricter in two places, as the format's description is: a name may not come twice, and a tensor
-// must be an object. The header is read by events, never as a tree, so that its depth costs
-// nothing.
+// Note [What a header may say]: the same as the reference reader (the Rust crate safetensors 0.8)
+// accepts, field for field. Unknown fields of a tensor are skipped, "__metadata__" maps strings to
+// strings or is null, offsets in order must leave no hole and end at the file's end, and nesting is
+// at most 127 deep. Two rules are stricter, as in the format's description: a name must not occur
+// twice, and a tensor must be an object. The header is parsed by events, never as a tree, so that
+// its depth costs nothing.
 
 namespace {
 
@@ -37,7 +36,7 @@ Error corrupt(std::string message) {
 enum class Field : std::uint8_t { DType, Shape, Offsets, Unknown };
 
 /// Receives the parser's events. Depth 1 is the header's object, 2 a tensor or the metadata, 3 a
-/// tensor's shape or offsets; below an unknown field anything goes.
+/// tensor's shape or offsets; below an unknown field everything is allowed.
 class HeaderEvents {
  public:
   bool null() { return depth_ == 1 && in_metadata() ? true : scalar("null"); }
@@ -74,7 +73,7 @@ class HeaderEvents {
   std::string name_;  // the key at depth 1
   bool metadata_seen_ = false;
   Field field_ = Field::Unknown;
-  std::array<bool, 3> seen_{};  // fields of the current tensor, by Field
+  std::array<bool, 3> seen_{};  // which fields of the current tensor were seen, by Field
   SafetensorsTensor tensor_;
   std::vector<std::uint64_t> offsets_;
 };
@@ -181,7 +180,7 @@ bool HeaderEvents::parse_error(std::size_t position, const std::string&,
   return fail(fmt::format("header is not JSON at byte {}", position));
 }
 
-/// Bytes of a tensor. Errors: Corrupt on overflow, or where the bits do not fill the last byte.
+/// Bytes of a tensor. Errors: Corrupt on overflow, or if the bits do not fill whole bytes.
 Result<std::uint64_t> tensor_size(const SafetensorsTensor& tensor) {
   std::uint64_t bits = 1;
   bool overflow = false;
@@ -195,7 +194,7 @@ Result<std::uint64_t> tensor_size(const SafetensorsTensor& tensor) {
   return bits / 8;
 }
 
-/// Tensors in order of offsets must follow one another exactly and fill the data.
+/// Checks that tensors, in order of offsets, are contiguous and fill the data.
 Result<void> check_layout(const std::vector<SafetensorsTensor>& tensors, std::uint64_t data_size) {
   std::uint64_t position = 0;
   for (const SafetensorsTensor& tensor : tensors) {
@@ -250,7 +249,7 @@ const SafetensorsType* safetensors_type(DType dtype) noexcept {
 
 std::string write_safetensors_header(const std::vector<SafetensorsTensor>& tensors,
                                      std::uint64_t alignment) {
-  // As text, not as a tree: that would be ten times as large.
+  // As text, since a JSON tree would be ten times as large.
   std::string text(safetensors_prefix_size, '\0');
   text += R"({"__metadata__":{"format":"pt"})";
   for (const SafetensorsTensor& tensor : tensors) {

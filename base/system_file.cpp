@@ -23,7 +23,8 @@ namespace artesian {
 namespace {
 
 constexpr std::uint64_t assumed_alignment = 4096;
-constexpr std::uint64_t transfer_length_max = 1u << 30;  // the kernel moves at most 2 GiB a call
+// The kernel transfers at most 2 GiB per call.
+constexpr std::uint64_t transfer_length_max = 1u << 30;
 
 /// Asks for the alignment of direct transfers on this open file; 0 if they should not be used.
 std::uint64_t stated_alignment(int descriptor) noexcept {
@@ -42,7 +43,7 @@ std::uint64_t stated_alignment(int descriptor) noexcept {
   return in_memory ? 0 : assumed_alignment;
 }
 
-/// Memory for transfers that the caller's own memory or range is not aligned for.
+/// An aligned buffer for transfers whose memory or range is not aligned.
 struct AlignedBuffer {
   AlignedBuffer(std::uint64_t alignment, std::uint64_t length) noexcept
       : data(static_cast<std::byte*>(std::aligned_alloc(std::max(alignment, assumed_alignment),
@@ -74,7 +75,7 @@ bool may_lack_call(int system_error) noexcept {
 
 void warn_of(Lack lack, const std::string& path) {
   static std::mutex mutex;
-  static auto* const seen = new std::set<std::pair<Lack, dev_t>>;  // lives for ever, as the log
+  static auto* const seen = new std::set<std::pair<Lack, dev_t>>;  // never destroyed, like the log
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {
     const std::lock_guard lock(mutex);
@@ -139,7 +140,8 @@ Result<int> SystemFile::buffered_descriptor() noexcept {
   if (!direct()) return descriptor_;
   const std::lock_guard lock(mutex_);
   if (buffered_descriptor_ < 0) {
-    // Not opened by path, which may be gone or lead to another file by now.
+    // Opened through /proc rather than by its path, which may be gone or lead to another file by
+    // now.
     const std::string own = fmt::format("/proc/self/fd/{}", descriptor_);
     const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
     const int opened = retry_interrupted([&] { return ::open(own.c_str(), access | O_CLOEXEC); });
@@ -147,8 +149,8 @@ Result<int> SystemFile::buffered_descriptor() noexcept {
       return system_failure("cannot open a file once more, for transfers that are not aligned",
                             path_, errno);
     }
-    // No reading ahead: beside transfers past the page cache it keeps pages that nobody reads, and
-    // large folios, which hold pages of other transfers.
+    // Disables readahead: beside direct transfers it would cache pages that nobody reads, and large
+    // folios that contain pages of other transfers.
     (void)posix_fadvise(opened, 0, 0, POSIX_FADV_RANDOM);
     buffered_descriptor_ = opened;
   }
@@ -166,7 +168,8 @@ bool SystemFile::enable_direct() noexcept {
 }
 
 bool SystemFile::enable_durable_writes() noexcept {
-  // A flag of the opening alone: fcntl does not set it. Not by its path, as below.
+  // The flag can only be set when opening, not by fcntl. The file is not opened by its path, for
+  // the reason below.
   const std::string own = fmt::format("/proc/self/fd/{}", descriptor_);
   const int flags = fcntl(descriptor_, F_GETFL);
   const int opened = retry_interrupted(
@@ -199,7 +202,8 @@ Error SystemFile::no_space(std::uint64_t needed, std::uint64_t available) const 
 Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
   if (poison() != nullptr) return *poison();
   if (bytes == 0) return {};
-  // Read before the try: a failed fallocate keeps what it got, which would not count as free.
+  // Read before the try: a failed fallocate keeps its partial allocation, which would not count as
+  // free.
   struct statvfs status {};
   const bool known = fstatvfs(descriptor_, &status) == 0;
   const std::uint64_t available = known ? status.f_bavail * status.f_frsize : 0;
@@ -208,12 +212,12 @@ Result<void> SystemFile::allocate(std::uint64_t bytes) noexcept {
       retry_interrupted([&] { return fallocate(descriptor_, 0, 0, static_cast<off_t>(bytes)); });
   if (answer == 0) return {};
   if (errno == ENOSPC || errno == EDQUOT) {
-    // Releases what it got; if that fails, the file is merely larger than before.
+    // Frees the partial allocation; if that fails, the file is merely larger than before.
     (void)!ftruncate(descriptor_, static_cast<off_t>(size_before));
     return no_space(bytes, available);
   }
   if (!may_lack_call(errno)) return system_failure("cannot reserve disk space", path_, errno);
-  // A file system that cannot reserve: at least refuse what cannot fit now.
+  // The file system cannot reserve space: at least refuse what does not fit now.
   if (known && available < bytes) return no_space(bytes, available);
   if (size_before < bytes && ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
     return system_failure("cannot grow a file", path_, errno);
@@ -252,7 +256,7 @@ Result<std::uint64_t> SystemFile::read_loop(std::byte* target, std::uint64_t len
         [&] { return pread(descriptor_, target + done, step, static_cast<off_t>(offset + done)); });
     if (got < 0) return system_failure("cannot read", path_, errno, offset + done, length - done);
     done += static_cast<std::uint64_t>(got);
-    // A direct read that ends inside a sector has met the end of the file.
+    // A direct read that ends inside a sector has reached the end of the file.
     if (got == 0 || done % alignment() != 0) break;
   }
   return done;
@@ -307,7 +311,7 @@ Result<void> SystemFile::write_unaligned(const std::byte* source, std::uint64_t 
   ARTESIAN_CHECK(kept <= end - begin, kept, begin, end);
   std::memcpy(buffer.data + (offset - begin), source, length);
   ARTESIAN_TRY_VOID(write_loop(buffer.data, end - begin, begin));
-  // Whole sectors were written: the file must not end later than the caller's bytes.
+  // Whole sectors were written: cut the file at the end of the caller's bytes.
   const std::uint64_t size_after = std::max(size_before, offset + length);
   if (size_after < end && ftruncate(descriptor_, static_cast<off_t>(size_after)) != 0) {
     return system_failure("cannot cut a file to its size", path_, errno);

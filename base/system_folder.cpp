@@ -1,6 +1,6 @@
-// The kernel's folders. Names are single components, so that openat with O_NOFOLLOW is as safe as
-// openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS; the latter is used where the kernel has it
-// and no filter refuses it, as it also holds should that rule ever be broken.
+// Folders of the kernel's file system. Names are single components, so openat with O_NOFOLLOW is as
+// safe as openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS. openat2 is used if the kernel and
+// all filters allow it, as it is safe even if that rule is broken.
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -90,7 +90,8 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
     return failure(create ? "cannot create a file" : "cannot open a file", name, errno);
   }
   auto file = std::make_unique<SystemFile>(opened, at(name));
-  // It was for the opening alone, which a pipe would hold up: io_uring takes it for "never wait".
+  // The flag was only needed to open the file without waiting on a pipe; io_uring would interpret
+  // it as "never wait".
   const int status = fcntl(opened, F_GETFL);
   if (status < 0 || fcntl(opened, F_SETFL, status & ~O_NONBLOCK) != 0) {
     return failure("cannot open a file", name, errno);
@@ -103,8 +104,8 @@ Result<std::unique_ptr<File>> SystemFolder::open(const std::string& name,
     return failure("direct I/O (O_DIRECT) is not available on this file system", name, EINVAL);
   }
   warn_of(Lack::Direct, path_);
-  // Dirty pages count against a limit of memory, and the sync at the end would have to wait for all
-  // of them: none stay here but those of what is in flight.
+  // Dirty pages count towards memory limits, and the final sync would have to wait for all of them;
+  // with durable writes only those of writes in flight are dirty.
   if (!options.read_only) static_cast<void>(file->enable_durable_writes());
   return std::unique_ptr<File>(std::move(file));
 }
@@ -166,7 +167,7 @@ Result<void> SystemFolder::sync() noexcept {
 }
 
 Result<std::vector<std::string>> SystemFolder::list() noexcept {
-  // An open file of its own: a stream moves the position of the descriptor that it is given.
+  // A separate open file, as a stream moves the position of its descriptor.
   const int again = ::openat(descriptor(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = again < 0 ? nullptr : ::fdopendir(again);
   if (stream == nullptr) {

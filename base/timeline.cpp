@@ -16,11 +16,11 @@ constexpr std::array<const char*, 7> lane_names{"compute",   "optimizer",  "to d
                                                 "NVMe read", "NVMe write", "wait"};
 constexpr std::size_t step_lane = lane_names.size();
 constexpr std::uint64_t wait_ns_min = 20'000;
-// The most rows of one lane. More spans at once wait for the disk, whose queue is hardly deeper.
+// The most rows of a lane: the disk's queue is hardly deeper.
 constexpr std::size_t rows_max = 32;
 
-/// Lanes of the disk hold overlapping spans: each goes to the first row that is free by then, and
-/// where there is none, into the last of the rows that may be, from where that is free.
+/// The disk's lanes contain overlapping spans. Each span goes to the first row that is free at its
+/// beginning; if none is, into the last allowed row, from where that is free.
 struct Row {
   std::size_t number;
   std::uint64_t begin;
@@ -71,7 +71,7 @@ void Timeline::add_step(const Step& step) {
 
 namespace {
 
-/// The events of a trace, one a line.
+/// Writes the events of a trace, one per line.
 class Events {
  public:
   Events(std::FILE* file, std::uint64_t origin) : file_(file), origin_(origin) {}
@@ -85,7 +85,7 @@ class Events {
     if (!arguments.empty()) std::fprintf(file_, ",\"args\":{%s}", arguments.c_str());
     std::fprintf(file_, "}");
   }
-  /// `rows`: 0: none was used.
+  /// `rows`: number used, 0 if none.
   void name_lane(std::size_t lane, const char* name, std::size_t rows, int sort_index) {
     std::fprintf(
         file_,

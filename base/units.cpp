@@ -44,7 +44,7 @@ Result<std::uint64_t> parse_size(std::string_view text) {
   const double number = std::strtod(copy.c_str(), &end);
   if (end == copy.c_str() || !std::isfinite(number) || number < 0) return size_error(text);
   for (const char c : copy) {
-    if (c == 'x' || c == 'X') return size_error(text);  // strtod reads hexadecimal
+    if (c == 'x' || c == 'X') return size_error(text);  // strtod would accept hexadecimal numbers
   }
   std::string suffix;
   for (; *end != '\0'; ++end) {

@@ -18,7 +18,7 @@ std::size_t utf8_sequence(std::string_view text) noexcept {
     const unsigned high = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
     if (byte(i) < low || byte(i) > high) return 0;
   }
-  return length;  // cut by the end: as if it went on
+  return length;  // cut off by the end: counts in full
 }
 
 std::string as_utf8(std::string_view bytes) {

@@ -1,7 +1,8 @@
-// The CPU kernels beside streams that read and write the same arrays and compute next to nothing:
-// the ceiling of a kernel that is bound by memory. Sketch: Adam moves 28 bytes an element with
-// 16-bit gradient and output; at 28 GB/s a thread that is 1 ns, about twice what it takes in cache.
-// Only Adam's stream prefetches as its kernel does; a ratio above 1 elsewhere is what that gains.
+// Compares the CPU kernels with streams that read and write the same arrays and compute almost
+// nothing, which is the upper bound for a memory-bound kernel. Example: Adam moves 28 bytes per
+// element with 16-bit gradient and output; at 28 GB/s per thread that takes 1 ns, about twice the
+// time in cache. Only Adam's stream uses the kernel's prefetches; a ratio above 1 elsewhere shows
+// their gain.
 //   adam_bench [elements in Mi (64)] [repeats (15)] [dispatch target]
 #include <sys/mman.h>
 
@@ -22,7 +23,7 @@ namespace {
 
 using namespace artesian::kernels;
 
-/// An array on 2 MiB pages, as the pool's memory is, filled with small values.
+/// An array on 2 MiB pages, like the pool's memory, filled with small values.
 template <typename T>
 T* make_array(std::uint64_t count) {
   const std::uint64_t bytes = count * sizeof(T);
@@ -34,7 +35,7 @@ T* make_array(std::uint64_t count) {
     if constexpr (sizeof(T) == 4) {
       array[i] = static_cast<T>(1e-3f * static_cast<float>(i % 1021 + 1));
     } else {
-      array[i] = static_cast<T>(0x2c00u + i % 1021);  // ordinary in fp16 and in bf16
+      array[i] = static_cast<T>(0x2c00u + i % 1021);  // a normal number in fp16 and in bf16
     }
   }
   return array;
@@ -55,13 +56,13 @@ ARTESIAN_STREAM void stream_add(const std::uint32_t* __restrict from, std::uint1
   for (std::uint64_t i = 0; i < n; ++i) to[i] = static_cast<std::uint16_t>(to[i] + from[i]);
 }
 
-/// Adam's reads and writes with split master weights, as bench::stream_adam has those with whole
-/// ones.
+/// The reads and writes of Adam with split master weights, as bench::stream_adam has those for
+/// whole ones.
 ARTESIAN_STREAM void stream_split_adam(float* __restrict m, float* __restrict v,
                                        const std::uint16_t* __restrict g,
                                        std::uint16_t* __restrict high,
                                        std::uint16_t* __restrict low, std::uint64_t n) {
-  for (std::uint64_t first = 0; first < n; first += 32) {  // n is a multiple of 32
+  for (std::uint64_t first = 0; first < n; first += 32) {  // n must be a multiple of 32
     for (std::uint64_t i = first; i < first + 32; i += 16) {
       __builtin_prefetch(m + i + 512);
       __builtin_prefetch(v + i + 512);
@@ -85,7 +86,7 @@ ARTESIAN_STREAM std::uint64_t stream_read(const void* data, std::uint64_t bytes)
   return sum;
 }
 
-/// All arrays of the benches.
+/// All arrays used by the benches.
 struct Arrays {
   std::uint64_t elements;
   float* param = make_array<float>(elements);
@@ -139,7 +140,7 @@ void bench_pass(const char* name, const Arrays& a, const Run& run, DType dtype,
       [&] { return on_threads(run.threads, a.elements, stream); }));
 }
 
-/// bf16, the master weights split.
+/// With bf16 and split master weights.
 void bench_split_adam(const Arrays& a, const Run& run) {
   const AdamStep step = make_adam_step({.weight_decay = 0.01f}, 10, true);
   bench_pass(

@@ -1,5 +1,5 @@
 // Our Adam and its stream as a C library, so that bench/adam_worker.py can run them in one process
-// with other optimizers and on the same arrays. Names and types: see adam_worker.py.
+// with other optimizers, on the same arrays. Names and types: see adam_worker.py.
 #include <cstdint>
 
 #include "bench/passes.h"
@@ -10,7 +10,7 @@ using namespace artesian;
 
 extern "C" {
 
-/// One step: [elements] fp32 in place, bf16 gradient in, bf16 parameter out. `elements` is a
+/// One step: [elements] fp32 in place, bf16 gradient read, bf16 parameter written. `elements` is a
 /// multiple of 262,144.
 void artesian_bench_adam(float* param, float* exp_avg, float* exp_avg_sq, const std::uint16_t* grad,
                          std::uint16_t* param_out, std::uint64_t elements, unsigned threads) {
@@ -27,7 +27,7 @@ void artesian_bench_adam(float* param, float* exp_avg, float* exp_avg_sq, const 
   });
 }
 
-/// The same reads and writes without the arithmetic. Spoils the arrays.
+/// The same reads and writes without the arithmetic. Overwrites the arrays with useless values.
 void artesian_bench_stream(float* param, float* exp_avg, float* exp_avg_sq,
                            const std::uint16_t* grad, std::uint16_t* param_out,
                            std::uint64_t elements, unsigned threads) {

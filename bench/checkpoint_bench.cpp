@@ -1,7 +1,7 @@
-// Measures what checkpoints cost a training (bench/checkpoint.py): windows of a few steps in turn,
-// one without a checkpoint, one whose first step is saved by a pass that reads all state, one in
-// which it is copied on the update's way; then a load. Prints a JSON line for each window, and
-// others.
+// Measures the cost of checkpoints for a training (bench/checkpoint.py): alternates windows of a
+// few steps, one without a checkpoint, one whose first step is saved by a pass that reads all
+// state, one in which state is copied during the update; then a load. Prints a JSON line for each
+// window, and further lines.
 //
 //   checkpoint_bench MODEL_DIR CONFIG LENGTH FOLDER WARM_UP ROUNDS
 #include <algorithm>
@@ -116,8 +116,8 @@ class Run {
     return {};
   }
 
-  /// Measures a file as long as a checkpoint, one piece at least, in one stream past the page
-  /// cache: bytes a second.
+  /// Measures a file as long as a checkpoint, at least one piece, in one stream with direct I/O:
+  /// bytes per second.
   Result<double> disk_rate(bool writes) {
     const std::uint64_t pieces = engine_.checkpoints().data_bytes() / piece_bytes;
     const std::uint64_t bytes = std::max<std::uint64_t>(pieces, 1) * piece_bytes;
@@ -158,7 +158,8 @@ class Run {
   const std::string folder_;
   zero3::Engine& engine_;
   tools::MadeUpTokens tokens_;
-  const Piece piece_ = made_up_piece();  // from the start: it is not the checkpoints' memory
+  const Piece piece_ = made_up_piece();  // allocated at the start, so that it does not count as the
+                                         // checkpoints' memory
   std::uint64_t bytes_ = 0;
 };
 

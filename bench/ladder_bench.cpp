@@ -1,5 +1,5 @@
-// One rung of the ladder (bench/ladder.py): trains a model on made-up tokens with the schedule that
-// it is asked for, and prints a JSON line for each measured step and one for the run.
+// One rung of the ladder (bench/ladder.py): trains a model on random tokens with the given
+// schedule, and prints a JSON line for each measured step and one for the run.
 //
 //   ladder_bench MODEL_DIR CONFIG LENGTH WARM_UP STEPS [serial-update] [forward-alone] [one-by-one]
 //     [whole-master] [slots-alone]
@@ -7,7 +7,7 @@
 // serial-update: the update is complete before the next forward begins. forward-alone: none of it
 // runs under backward. one-by-one: a forward and a backward for each micro-batch, instead of layer
 // by layer. whole-master: fp32 master weights beside bf16 parameters, instead of their low halves.
-// slots-alone: spare device memory has no homes of parameters.
+// slots-alone: spare device memory is not used for homes of parameters.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

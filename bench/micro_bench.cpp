@@ -1,6 +1,6 @@
-// Micro-benchmarks of what a step is made of below LibTorch: kernels, the buffer pool, the staging
-// ring over a real disk, and the planner. Google Benchmark runs them and writes its own JSON;
-// `make bench PART=micro` (bench/micro.py) runs this program on one thread.
+// Micro-benchmarks of the parts of a step below LibTorch: kernels, the buffer pool, the staging
+// ring over a real disk, and the planner. Google Benchmark runs them and writes its own JSON; `make
+// bench PART=micro` (bench/micro.py) runs this program on one thread.
 //
 //   micro_bench [--benchmark_filter=REGEX] [--benchmark_out=FILE.json] ...
 //
@@ -31,7 +31,8 @@
 namespace artesian {
 namespace {
 
-constexpr std::uint64_t elements = 1 << 20;  // of one kernel call: past the second-level cache
+// Per kernel call: more than the second-level cache holds.
+constexpr std::uint64_t elements = 1 << 20;
 
 std::vector<float> made_up_floats(std::uint64_t seed) {
   std::vector<float> values(elements);
@@ -41,7 +42,7 @@ std::vector<float> made_up_floats(std::uint64_t seed) {
   return values;
 }
 
-/// Counts `bytes` read and written by each iteration: the report says bytes a second.
+/// Counts `bytes` read and written by each iteration, so that the report shows bytes per second.
 void count_bytes(benchmark::State& state, std::uint64_t bytes) {
   state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * bytes));
 }
@@ -123,7 +124,8 @@ void sum_squares(benchmark::State& state) {
 }
 BENCHMARK(sum_squares);
 
-/// A lease and its return, with `range(0)` other leases held: the free runs that are searched.
+/// A lease and its return while `range(0)` other leases are held, which determines the free runs to
+/// search.
 void pool_lease(benchmark::State& state) {
   const auto held = static_cast<std::uint64_t>(state.range(0));
   const auto pool =
@@ -136,8 +138,8 @@ void pool_lease(benchmark::State& state) {
 }
 BENCHMARK(pool_lease)->Arg(0)->Arg(64)->Arg(512);
 
-/// Sub-groups of optimizer state through the ring: each is read, verified, sealed and written, with
-/// the others in flight. `range(0)`: items of the ring.
+/// Sub-groups of optimizer state through the ring: each is read, verified, sealed and written while
+/// others are in flight. `range(0)`: number of the ring's items.
 void ring(benchmark::State& state) {
   const char* folder = std::getenv("ARTESIAN_MICRO_FOLDER");
   if (folder == nullptr) return state.SkipWithError("ARTESIAN_MICRO_FOLDER is not set");
@@ -237,7 +239,7 @@ struct Planned {
   }
 };
 
-/// `range(0)`: blocks of 8,192 hidden elements (80 are a 70B model).
+/// `range(0)`: number of blocks with 8,192 hidden elements (80 for a 70B model).
 std::unique_ptr<Planned> planned(const benchmark::State& state) {
   auto made = std::make_unique<Planned>();
   made->shape = decoder(32'000, 8192, static_cast<int>(state.range(0)));

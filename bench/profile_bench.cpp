@@ -1,5 +1,5 @@
-// Trains a model on made-up tokens and records what the device does in the steps after the warm-up,
-// as LibTorch's profiler (Kineto) sees it: for dev/gpu_check's part profile.
+// Trains a model on random tokens and records the device's activity in the steps after the warm-up,
+// with LibTorch's profiler (Kineto), for dev/gpu_check's part profile.
 //
 //   profile_bench MODEL_DIR CONFIG LENGTH DEVICE WARM_UP STEPS TRACE.json
 //

@@ -1,5 +1,6 @@
-// How fast LibTorch's threads update optimizer state, by threads and by elements of one parallel
-// region: what a region costs shows where it has few elements. Prints one JSON line for each.
+// Measures how fast LibTorch's threads update optimizer state, by number of threads and by elements
+// per parallel region: regions with few elements show the cost of a region. Prints one JSON line
+// for each.
 //
 //   team_bench [THREADS...]     default: 1, 2, 4, ... up to the cores
 #include <ATen/Parallel.h>
@@ -18,12 +19,12 @@ namespace {
 
 constexpr std::int64_t elements = 64 << 20;  // 0.9 GB of state: more than caches hold
 constexpr std::int64_t slice = 4096;
-constexpr double bytes_moved = 26.0;  // an element: three fp32 read and written, a bf16 read
+constexpr double bytes_moved = 26.0;  // per element: three fp32 read and written, a bf16 read
 constexpr int repeats = 3;
 
 class State {
  public:
-  /// GB/s of one pass by `threads`, in regions of so many elements.
+  /// GB/s of one pass by `threads`, in regions of this many elements.
   double pass(int threads, std::int64_t of_region) {
     at::set_num_threads(threads);
     double best = 1e9;
@@ -35,7 +36,7 @@ class State {
         });
       }
       const double seconds = seconds_since(begin);
-      if (repeat != 0) best = std::min(best, seconds);  // the first one maps pages
+      if (repeat != 0) best = std::min(best, seconds);  // the first pass maps pages
     }
     return static_cast<double>(elements) * bytes_moved / best * 1e-9;
   }

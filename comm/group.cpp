@@ -91,7 +91,7 @@ Result<void> Group::agree(Result<void> own, const What& what) {
   struct Outcome {
     std::uint32_t failed = 0;
     ErrorCode code{};
-    std::array<char, 504> text{};  // cut, and always ended by a zero
+    std::array<char, 504> text{};  // shortened if needed, and always terminated by a zero
   };
   static_assert(sizeof(Outcome) == 512);
   Outcome mine;

@@ -10,7 +10,7 @@
 namespace artesian::comm {
 namespace {
 
-/// The variables of one launcher.
+/// The variables set by one launcher.
 struct Names {
   const char* ranks;
   const char* rank;
@@ -32,7 +32,7 @@ Error wrong(const std::string& name, const std::string& got, const std::string& 
   return make_error(ErrorCode::Invalid, name + ": got " + got + ", allowed " + allowed);
 }
 
-/// The number that a variable's value begins with: Slurm's "2(x3)" is 2.
+/// The number at the beginning of a variable's value: 2 for Slurm's "2(x3)".
 Result<std::uint64_t> number(const Environment& environment, const char* name,
                              std::uint64_t maximum) {
   const char* const text = environment(name);
@@ -79,7 +79,7 @@ Result<Launch> launch_of(const Environment& environment) {
   if (!together.has_value()) return launch;
   ARTESIAN_TRY(place, place_of(environment, together->variable));
   launch.place = place;
-  // Some launchers show each rank the GPU that is its own, alone.
+  // Some launchers make only the rank's own GPU visible to it.
   const char* const shown = environment("CUDA_VISIBLE_DEVICES");
   const bool one = shown != nullptr && *shown != '\0' && std::strchr(shown, ',') == nullptr;
   launch.gpu = one ? 0 : place.local_rank;

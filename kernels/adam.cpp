@@ -1,5 +1,6 @@
-// Adam with SIMD: full vectors in one loop, the tail padded through the same loop, so that an
-// element's bits do not depend on where a slice was cut. See Note [Same bits] in simd_inl.h.
+// Adam with SIMD: full vectors in one loop, and the tail padded and processed by the same code, so
+// that an element's bits do not depend on where slices were cut. See Note [Same bits] in
+// simd_inl.h.
 #include "kernels/adam.h"
 
 #include <cmath>
@@ -16,8 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// The form in which the new parameter is written besides the master; Split: as BFloat16, and it is
-/// the upper half of the master as well.
+/// The form of the new parameter besides the master weight. Split: BFloat16, which is also the
+/// master weight's upper half.
 enum class Output : std::uint8_t { None, Float32, Float16, BFloat16, Split };
 
 template <Output output>
@@ -82,7 +83,7 @@ HWY_NOINLINE void adam_vectors(const AdamArrays& arrays, std::uint64_t count,
   }
 }
 
-/// The same for any count.
+/// As above, for any count.
 template <AdamMode mode, DType grad_dtype, Output output>
 void adam_any(const AdamArrays& arrays, std::uint64_t count, const AdamStep& step) {
   constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
@@ -172,7 +173,8 @@ namespace {
 
 HWY_EXPORT(adam_on_target);
 
-/// base^exponent by squaring: the same bits on every machine, which std::pow does not promise.
+/// base^exponent by squaring, which gives the same bits on every machine; std::pow does not
+/// guarantee that.
 double power(double base, std::uint64_t exponent) noexcept {
   double result = 1.0;
   for (; exponent != 0; exponent >>= 1) {

@@ -1,8 +1,8 @@
 // Adam on the device: one pass, memory bound.
 //
-// Note [Pieces in a launch]: a unit's state lies in the records of its sub-groups, of 262,144
-// elements by default, whose update takes a device as long as a launch. So a launch has many
-// pieces: their arrays are its arguments, and blockIdx.y says which is a block's.
+// Note [Pieces in a launch]: a unit's state lies in the records of its sub-groups of, by default,
+// 262,144 elements. Updating one takes a device only as long as a launch. So each launch has many
+// pieces, whose arrays are its arguments; blockIdx.y is the number of a block's piece.
 #include <algorithm>
 
 #include "kernels/adam.cuh"
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(threads_per_block)
   });
 }
 
-/// Launches one kernel for at most pieces_max pieces.
+/// Launches one kernel for up to pieces_max pieces.
 template <DType grad_dtype, DType out_dtype>
 Result<void> launch_pieces(std::span<const AdamPiece> some, const AdamConstants& constants,
                            cudaStream_t stream) {
@@ -73,7 +73,8 @@ Result<void> launch_pieces(std::span<const AdamPiece> some, const AdamConstants&
   std::uint64_t longest = 0;
   for (std::size_t index = 0; index < some.size(); ++index) {
     AdamArrays& arrays = pieces.at[index].arrays;
-    if (arrays.param_out == arrays.param) arrays.param_out = nullptr;  // written already
+    // The kernel has written it already.
+    if (arrays.param_out == arrays.param) arrays.param_out = nullptr;
     vectors = vectors && all_aligned(arrays);
     longest = std::max(longest, some[index].count);
   }

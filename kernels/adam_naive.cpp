@@ -1,4 +1,4 @@
-// Adam one element at a time, exactly as the formula in adam.h is written.
+// Adam one element at a time, exactly by the formula in adam.h.
 #include <cmath>
 
 #include "kernels/adam.h"

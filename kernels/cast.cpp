@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// Fewer elements than a vector has.
+/// For fewer elements than a vector has.
 template <DType dtype>
 void expand_few(const std::uint16_t* source, float* target, std::uint64_t count) {
   const FloatTag d;
@@ -26,8 +26,8 @@ void expand_few(const std::uint16_t* source, float* target, std::uint64_t count)
   std::memcpy(target, result, count * sizeof(float));
 }
 
-// Expanding in place is safe front to back: writing target[i, i + lanes) reaches source elements
-// below 2(i + lanes) - count, and those below i + lanes, which is no less, were read already.
+// Expanding in place is safe from front to back: writing target[i, i + lanes) overwrites source
+// elements below 2(i + lanes) - count, which is at most i + lanes, and those were read already.
 template <DType dtype, Store how>
 void expand_any(const void* source, float* target, std::uint64_t count) {
   const FloatTag d;

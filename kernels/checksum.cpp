@@ -3,7 +3,7 @@
 
 #include <xxhash.h>
 #ifdef ARTESIAN_XXHASH_DISPATCH
-#include <xxh_x86dispatch.h>  // AVX2 and AVX-512 at run time: it renames the functions used below
+#include <xxh_x86dispatch.h>  // selects AVX2 or AVX-512 at run time; renames functions used below
 #endif
 
 #include <array>
@@ -13,10 +13,9 @@
 namespace artesian::kernels {
 namespace {
 
-// Note [Dirty upper halves]
-// libxxhash's AVX paths return without vzeroupper (seen in Debian's 0.8.1). Until someone issues
-// one, every SSE instruction of that thread pays for merging with the upper halves of the
-// registers: plain code ran 9 times slower after one checksum.
+// Note [Dirty upper halves] libxxhash's AVX code returns without vzeroupper (seen in Debian's
+// 0.8.1). Until vzeroupper is executed, every SSE instruction of the thread is slowed by merging
+// with the upper halves of the registers: plain code ran 9 times slower after one checksum.
 #ifdef ARTESIAN_XXHASH_DISPATCH
 __attribute__((target("avx"))) void zero_upper_halves() noexcept {
   __builtin_ia32_vzeroupper();
@@ -42,7 +41,7 @@ void Digest::Free::operator()(XXH3_state_s* state) const noexcept {
 }
 
 Digest::Digest() : state_(XXH3_createState()) {
-  ARTESIAN_CHECK(state_ != nullptr);  // 576 bytes
+  ARTESIAN_CHECK(state_ != nullptr);  // it has 576 bytes
   ARTESIAN_CHECK(XXH3_128bits_reset(state_.get()) == XXH_OK);
 }
 

@@ -35,7 +35,7 @@ float largest_of(const Element<dtype>* row, std::uint64_t count) {
   return result;
 }
 
-/// True if the exponentials take the logits' place between the passes: only fp32 holds them.
+/// True if the exponentials replace the logits between the passes, which needs fp32.
 template <DType dtype>
 constexpr bool keeps_exponentials = dtype == DType::Float32;
 

@@ -1,5 +1,5 @@
-// The rows of a cross entropy on the device: a warp a row, eight virtual lanes a thread. A row of a
-// large vocabulary is read three times, of which the second and third time from the caches.
+// The rows of a cross entropy on the device: one warp per row, eight virtual lanes per thread. A
+// row of a large vocabulary is read three times, the second and third time from the caches.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/exponential.cuh"
@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned lanes_of_thread = cross_entropy_lanes / warp;
 constexpr unsigned rows_per_block = 8;
 
-/// Calls body(index, lane of the thread, element) for the thread's elements of a row, in order.
+/// Calls body(index, lane of the thread, element) for this thread's elements of a row, in order.
 template <typename T, typename Body>
 __device__ inline void for_own(T* row, std::uint64_t count, bool vectors, Body&& body) {
   const std::uint64_t first = threadIdx.x % warp * lanes_of_thread;

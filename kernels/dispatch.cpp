@@ -10,7 +10,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// The target that this copy was compiled for: the one that dispatch really chose.
+/// The target for which this copy was compiled, which is the one that dispatch has chosen.
 const char* own_target_name() {
   return hwy::TargetName(HWY_TARGET);
 }
@@ -24,13 +24,13 @@ namespace {
 
 HWY_EXPORT(own_target_name);
 
-/// Targets of this build and CPU, best first. Asked once, before the first one is forced.
+/// Targets of this build and CPU, best first. Determined once, before any target is forced.
 const std::vector<std::int64_t>& targets_of_cpu() {
   static const std::vector<std::int64_t> targets = hwy::SupportedAndGeneratedTargets();
   return targets;
 }
 
-/// Zero means the best.
+/// Chooses a target; zero means the best.
 void choose(std::int64_t target) {
   hwy::SetSupportedTargetsForTest(target);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());

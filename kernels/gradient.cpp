@@ -15,7 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace artesian::kernels::HWY_NAMESPACE {
 
-/// Joins full vectors and returns whether all are finite; count is a multiple of their length.
+/// Processes full vectors and returns whether all results are finite; count is a multiple of their
+/// length.
 template <Accumulate how, DType acc_dtype, DType grad_dtype, Store store>
 HWY_NOINLINE bool accumulate_vectors(Element<acc_dtype>* acc, const float* grad,
                                      std::uint64_t count) {
@@ -31,7 +32,7 @@ HWY_NOINLINE bool accumulate_vectors(Element<acc_dtype>* acc, const float* grad,
   return all_finite<acc_dtype>(largest);
 }
 
-/// The same for fewer elements than a vector has.
+/// As above, for fewer elements than a vector has.
 template <Accumulate how, DType acc_dtype, DType grad_dtype>
 bool accumulate_few(Element<acc_dtype>* acc, const float* grad, std::uint64_t count) {
   constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
@@ -46,7 +47,7 @@ bool accumulate_few(Element<acc_dtype>* acc, const float* grad, std::uint64_t co
   return finite;
 }
 
-/// The same for any count. What is only written is streamed: nobody reads it soon.
+/// As above, for any count. Outputs that are not read soon are streamed.
 template <Accumulate how, DType acc_dtype, DType grad_dtype>
 bool accumulate_any(void* acc, const float* grad, std::uint64_t count) {
   constexpr std::size_t lanes = hn::MaxLanes(FloatTag());
@@ -65,7 +66,7 @@ bool accumulate_any(void* acc, const float* grad, std::uint64_t count) {
 
 template <Accumulate how, DType acc_dtype>
 bool accumulate_by_grad(void* acc, const float* grad, DType grad_dtype, std::uint64_t count) {
-  // Rounding twice to one type is rounding once.
+  // Rounding twice to the same dtype equals rounding once.
   if (how == Accumulate::Set && grad_dtype == acc_dtype) {
     return accumulate_any<how, acc_dtype, DType::Float32>(acc, grad, count);
   }
@@ -98,19 +99,19 @@ bool accumulate_on_target(void* acc, DType acc_dtype, const float* grad, DType g
              : accumulate_by_acc<Accumulate::Add>(acc, acc_dtype, grad, grad_dtype, count);
 }
 
-// The 16 virtual lanes of a sum of squares, spread over as many registers as the target needs.
+// The 16 virtual lanes of a sum of squares, in as many registers as the target needs.
 using DoubleTag = hn::ScalableTag<double>;
 constexpr std::size_t virtual_lanes = 16;
 constexpr std::size_t double_lanes = hn::MaxLanes(DoubleTag());
 constexpr std::size_t registers = virtual_lanes / double_lanes;
 
-/// True if two registers share a load: a 32-bit word is two bf16, of which the upper one is a float
-/// as it stands and the lower one after a shift, so that one register gets the even elements and
-/// the next the odd ones.
+/// True if two registers share a load: a 32-bit word holds two bf16, of which the upper is a float
+/// after masking and the lower after a shift; so one register gets the odd elements and the next
+/// the even ones.
 template <DType dtype>
 constexpr bool paired = dtype == DType::BFloat16&& double_lanes > 1;
 
-/// The virtual lane that lane `lane` of register `k` holds.
+/// The virtual lane in lane `lane` of register `k`.
 template <DType dtype>
 constexpr std::size_t virtual_lane(std::size_t k, std::size_t lane) {
   if (!paired<dtype>) return k * double_lanes + lane;

@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(threads_per_block)
 constexpr unsigned virtual_lanes = 16;
 constexpr unsigned leaves_per_block = 4;  // 64 threads: many small blocks balance best
 
-// 16 neighbouring threads are the 16 virtual lanes of one leaf, so the order of all additions
-// is that of the CPU. The square of a float is exact in fp64: fusing does not change the rounding.
+// 16 neighbouring threads hold the 16 virtual lanes of one leaf, so the order of all additions is
+// the same as on the CPU. The square of a float is exact in fp64, so fusing does not change the
+// rounding.
 template <DType dtype>
 __global__ void __launch_bounds__(virtual_lanes* leaves_per_block)
     sum_squares_kernel(const Element<dtype>* data, std::uint64_t count, std::uint64_t leaves,

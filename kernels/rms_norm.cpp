@@ -53,7 +53,7 @@ void norms(const RmsNormRows& all, void* output, float* inverses) {
   }
 }
 
-/// One row's part of the backward pass. `sums`: the group's, or null.
+/// One row's part of the backward pass. `sums`: the group's sums, or null.
 template <DType dtype>
 void gradient_of_row(const RmsNormRows& all, const RmsNormGradient& gradient, std::uint64_t row,
                      float* sums) {

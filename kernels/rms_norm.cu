@@ -1,5 +1,5 @@
-// The norm of rows on the device: a warp a row, four virtual lanes a thread, each row read twice,
-// of which the second time from the caches; sums of groups of rows by a thread for four columns.
+// The norm of rows on the device: one warp per row, four virtual lanes per thread; each row is read
+// twice, the second time from the caches. Sums over groups of rows use one thread per four columns.
 #include "kernels/cuda.h"
 #include "kernels/lanes.cuh"
 #include "kernels/launch.cuh"
@@ -20,7 +20,7 @@ __device__ inline void along_row(std::uint64_t width, Body&& body) {
   }
 }
 
-/// The row that this thread's warp works on.
+/// The row processed by this thread's warp.
 __device__ inline std::uint64_t own_row() {
   return static_cast<std::uint64_t>(blockIdx.x) * rows_per_block + threadIdx.x / warp;
 }
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads_per_block)
   const T* outer = static_cast<const T*>(gradient.outer) + row * all.width;
   T* out = static_cast<T*>(gradient.input) + row * all.width;
   const float inverse = gradient.inverses[row];
-  /// Calls body(i, n, outer * weight, quotient), each of four.
+  /// Calls body(i, n, outer * weight, quotient), with four of each.
   const auto products = [&](auto&& body) {
     along_row(all.width, [&](std::uint64_t i, int n) {
       const auto xs = read(input + i, n, vectors);

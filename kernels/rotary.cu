@@ -1,5 +1,4 @@
-// Rotary position embeddings on the device: four pairs a thread, or four elements of what is
-// copied.
+// Rotary position embeddings on the device: four pairs per thread, or four copied elements.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/launch.cuh"
@@ -11,7 +10,7 @@ __host__ __device__ inline std::uint64_t quads_of(std::uint64_t count) {
   return count / 4 + (count % 4 != 0 ? 1 : 0);
 }
 
-/// Threads that a row takes.
+/// Number of threads per row.
 __host__ __device__ inline std::uint64_t threads_of_row(const RotaryRows& all, bool in_place) {
   const std::uint64_t behind = in_place ? 0 : all.stride - all.heads * all.width;
   return all.heads * quads_of(all.width / 2) + quads_of(behind);
@@ -22,7 +21,7 @@ __device__ inline Element<dtype> product(Element<dtype> x, Element<dtype> y) {
   return round_to<dtype>(__fmul_rn(widen<dtype>(x), widen<dtype>(y)));
 }
 
-/// Turns n <= 4 pairs: those of elements i on of the head at `first`.
+/// Rotates n <= 4 pairs, from element i on, of the head at `first`.
 template <DType dtype>
 __device__ inline void turn_pairs(const RotaryRows& all, std::uint64_t first, std::uint64_t table,
                                   std::uint64_t i, bool forward, bool vectors) {

@@ -1,4 +1,4 @@
-// silu(gate) * up on the device: a block a piece of a row, four elements a thread.
+// silu(gate) * up on the device: each block processes a piece of a row, four elements per thread.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/exponential.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned elements_per_block = threads_per_block * 4;
 
-/// Calls body(index in gate and up, index in what is contiguous, n <= 4) for this thread's groups.
+/// Calls body(index in gate and up, index in contiguous arrays, n <= 4) for this thread's groups.
 template <typename Body>
 __device__ inline void for_own_groups(const GatedRows& all, Body&& body) {
   const std::uint64_t pieces = (all.width - 1) / elements_per_block + 1;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads_per_block)
   });
 }
 
-/// The rows as one long row where nothing lies between them.
+/// All rows as one long row, if they are contiguous.
 GatedRows joined(GatedRows all) {
   if (all.stride != all.width) return all;
   all.width *= all.rows;
@@ -79,7 +79,7 @@ unsigned blocks_of(const GatedRows& all) {
   return static_cast<unsigned>(pieces < 65536 ? pieces : 65536);
 }
 
-/// True if every row of them all begins where four elements may be read at once.
+/// True if all rows of all arrays begin where four elements may be read at once.
 template <typename T, typename... Arrays>
 bool may_take_four(const GatedRows& all, const Arrays*... arrays) {
   const bool rows = all.rows == 1 || (all.width % 4 == 0 && all.stride % 4 == 0);

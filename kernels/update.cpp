@@ -1,5 +1,6 @@
-// The rules with SIMD, as adam.cpp has Adam; see Note [Same bits] in simd_inl.h. Memory takes
-// longer than arithmetic here, so dtypes and forms are looked at in the loop: one loop a rule.
+// The rules with SIMD, like Adam in adam.cpp; see Note [Same bits] in simd_inl.h. Memory takes
+// longer than arithmetic here, so dtypes and forms are tested inside of the loop: one loop per
+// rule.
 #include "kernels/update.h"
 
 #include <cstring>
@@ -37,7 +38,7 @@ HWY_INLINE void store_of(DType dtype, FloatVector value, void* target, std::uint
   store<DType::BFloat16>(d, value, static_cast<std::uint16_t*>(target) + i);
 }
 
-/// The new m and v, and what a weight moves by, in units of the learning rate.
+/// The new m and v, and the change of a weight in units of the learning rate.
 template <Rule rule>
 HWY_INLINE FloatVector step_of_vectors(const UpdateStep& step, bool has_average, FloatVector g,
                                        FloatVector& m, FloatVector& v) {
@@ -88,7 +89,7 @@ HWY_NOINLINE void update_vectors(const AdamArrays& arrays, std::uint64_t count,
   const bool settles = !has_squares(rule) && arrays.param_out != arrays.param &&
                        arrays.param_out != nullptr && arrays.param_out_dtype == DType::BFloat16;
   const bool has_average = arrays.exp_avg != nullptr;
-  auto* high = static_cast<std::uint16_t*>(arrays.param_out);  // of split ones
+  auto* high = static_cast<std::uint16_t*>(arrays.param_out);  // for split master weights
   const auto grad_multiplier = hn::Set(d, c.grad_multiplier);
   const auto rate = hn::Set(d, c.learning_rate);
   constexpr bool decoupled = rule == Rule::Lion || rule == Rule::Muon;
@@ -188,7 +189,7 @@ class Tail {
   std::uint16_t low_[lanes] = {};
 };
 
-/// `count` is a multiple of the vector length.
+/// Requires that `count` is a multiple of the vector length.
 HWY_NOINLINE void direction_vectors(const AdamArrays& arrays, std::uint64_t count,
                                     const UpdateStep& step, float* weights, float* directions) {
   const FloatTag d;
@@ -270,7 +271,7 @@ void update_on_target(const AdamArrays& arrays, std::uint64_t count, const Updat
     case Rule::Lion: return update_any<Rule::Lion>(arrays, count, step);
     case Rule::Lamb: return update_any<Rule::Lamb>(arrays, count, step);
     case Rule::Muon: return update_any<Rule::Muon>(arrays, count, step);
-    case Rule::Adam: return;  // adam_step()
+    case Rule::Adam: return;  // done by adam_step()
   }
 }
 

@@ -1,6 +1,6 @@
-// The rules of update.h on the device: one pass, memory bound, several pieces in a launch (see Note
-// [Pieces in a launch] in adam.cu). Dtypes are looked at in the loop, alike for all threads: one
-// kernel a rule, and one for its split master weights.
+// The rules of update.h on the device: one pass, memory bound, several pieces per launch (see Note
+// [Pieces in a launch] in adam.cu). Dtypes are tested inside of the loop, alike for all threads:
+// one kernel per rule, and one for its split master weights.
 #include <algorithm>
 
 #include "kernels/adam.cuh"
@@ -10,7 +10,7 @@
 namespace artesian::kernels::cuda {
 namespace {
 
-/// The constants of a step with what the formulas derive from them, rounded as update_naive does.
+/// The constants of a step and the values derived from them, rounded as update_naive rounds them.
 struct UpdateConstants {
   UpdateStep step;
   float one_minus_beta1;
@@ -19,7 +19,7 @@ struct UpdateConstants {
 };
 static_assert(sizeof(AdamPieces) + sizeof(UpdateConstants) <= 4000);
 
-/// has_squares(), which device code may not call.
+/// As has_squares(), which device code cannot call.
 template <Rule rule>
 constexpr bool with_squares = has_squares(rule);
 
@@ -94,7 +94,7 @@ __device__ inline void write_any(void* target, DType dtype, std::uint64_t i,
   write(static_cast<std::uint16_t*>(target) + i, bits, n, vectors);
 }
 
-/// Four elements of an average, or zeros where there is none.
+/// Four elements of an average, or zeros if there is none.
 __device__ inline Four<float> read_if(const float* source, std::uint64_t i, int n, bool vectors) {
   return source != nullptr ? read(source + i, n, vectors) : Four<float>{};
 }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(threads_per_block)
   });
 }
 
-/// Launches one kernel for at most pieces_max pieces.
+/// Launches one kernel for up to pieces_max pieces.
 template <Rule rule>
 Result<void> launch_pieces(std::span<const AdamPiece> some, const UpdateConstants& constants,
                            cudaStream_t stream) {
@@ -160,7 +160,8 @@ Result<void> launch_pieces(std::span<const AdamPiece> some, const UpdateConstant
   std::uint64_t longest = 0;
   for (std::size_t index = 0; index < some.size(); ++index) {
     AdamArrays& arrays = pieces.at[index].arrays;
-    if (arrays.param_out == arrays.param) arrays.param_out = nullptr;  // written already
+    // The kernel has written it already.
+    if (arrays.param_out == arrays.param) arrays.param_out = nullptr;
     vectors = vectors && all_aligned(arrays);
     longest = std::max(longest, some[index].count);
   }

@@ -1,4 +1,4 @@
-// The rules one element at a time, exactly as the formulas in update.h are written.
+// The rules one element at a time, exactly by the formulas in update.h.
 #include <cmath>
 
 #include "kernels/element.h"
@@ -46,7 +46,7 @@ void store(const AdamArrays& arrays, std::uint64_t i, Element element) noexcept 
   if (arrays.exp_avg_sq != nullptr) arrays.exp_avg_sq[i] = split.exp_avg_sq;
 }
 
-/// The new m and v of an element, and what its weight moves by, in units of the learning rate.
+/// The new m and v of an element, and its weight's change in units of the learning rate.
 float step_of(const UpdateStep& step, bool has_average, float g, float& m, float& v) noexcept {
   const AdamStep& c = step.constants;
   switch (step.rule) {

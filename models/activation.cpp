@@ -6,7 +6,8 @@ namespace artesian::models {
 
 at::Tensor activate(Activation activation, const at::Tensor& input) {
   switch (activation) {
-    // One fused pass, where transformers' "gelu_new" makes nine; the difference is in rounding.
+    // One fused pass, instead of the nine of transformers' "gelu_new"; results differ only in
+    // rounding.
     case Activation::GeluNew: return at::gelu(input, "tanh");
     case Activation::Gelu: return at::gelu(input);
     case Activation::QuickGelu: return input * at::sigmoid(input * 1.702);

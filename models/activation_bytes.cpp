@@ -20,13 +20,13 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
   const auto layers = static_cast<std::uint64_t>(layer_count(config));
   const std::uint64_t tokens = options.tokens;
   const std::uint64_t size = options.element_size;
-  std::uint64_t block = 0;  // elements of one token in one block
+  std::uint64_t block = 0;  // elements per token in one block
   if (config.is_llama()) {
     const auto attention = static_cast<std::uint64_t>(config.llama.heads * config.llama.head);
     // Gate, up and their product; silu() of the gate is in no tensor (models/swiglu.h).
     const std::uint64_t gated = config.llama.activation == Activation::Silu ? 3 : 4;
     block = 4 * hidden + 4 * attention + gated * static_cast<std::uint64_t>(config.llama.inner);
-    if (config.llama.head_norms) {  // what queries and keys were before
+    if (config.llama.head_norms) {  // the queries and keys before normalization
       block +=
           attention + static_cast<std::uint64_t>(config.llama.key_value_heads * config.llama.head);
     }
@@ -45,7 +45,7 @@ std::uint64_t activation_bytes(const ModelConfig& config, const ActivationOption
     return std::max(options.at_once * boundary * 2 + own, options.at_once * boundary + rows);
   }
   const std::uint64_t inputs = options.at_once * (boundary * layers + ends);
-  return inputs + size * tokens * block + logits + rows;  // of a block, while its turn is
+  return inputs + size * tokens * block + logits + rows;  // memory of one block, while it runs
 }
 
 std::uint64_t activations_of(const ActivationRun& run, std::uint64_t at_once,
@@ -77,7 +77,8 @@ std::uint64_t planned_activations(const ActivationRun& run, std::uint64_t host_b
 }
 
 std::vector<std::uint64_t> stage_input_elements(const ModelConfig& config, std::uint64_t tokens) {
-  const std::size_t stages = static_cast<std::size_t>(layer_count(config)) + 2;  // and both ends
+  // With the stages of the embedding and the head.
+  const std::size_t stages = static_cast<std::size_t>(layer_count(config)) + 2;
   return std::vector<std::uint64_t>(stages, tokens * static_cast<std::uint64_t>(config.hidden));
 }
 

@@ -38,9 +38,9 @@ Activation read_activation(ConfigReader& reader, const char* key, Activation abs
   std::vector<const char*> names;
   names.reserve(activation_names.size());
   for (const auto& entry : activation_names) names.push_back(entry.name);
-  const std::size_t index = reader.choice(
-      key, names, activation_names.size(),
-      {"gelu_10", "laplace", "prelu", "sqrtsoftplus", "xielu"});  // the rest of transformers'
+  // Names of transformers' other functions.
+  const std::size_t index = reader.choice(key, names, activation_names.size(),
+                                          {"gelu_10", "laplace", "prelu", "sqrtsoftplus", "xielu"});
   return index < activation_names.size() ? activation_names[index].activation : absent;
 }
 

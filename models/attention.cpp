@@ -5,8 +5,8 @@
 namespace artesian::models {
 namespace {
 
-/// Each head `count` times in turn. A copy, unless there is one head: the fused kernel for CPUs
-/// takes no fewer heads of keys than of queries.
+/// Repeats each head `count` times in a row. Makes a copy, unless there is one head, because the
+/// fused kernel for CPUs needs as many heads of keys as of queries.
 at::Tensor repeat_heads(const at::Tensor& split, std::int64_t count) {
   if (count == 1) return split;
   return split.unsqueeze(2)
@@ -31,7 +31,7 @@ at::Tensor join_heads(const at::Tensor& split) {
 /// repeated runs.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             double scale) {
-  // The fused kernel for GPUs takes grouped heads as they are, which fp32 does not get.
+  // The fused kernel for GPUs accepts grouped heads directly, but not in fp32.
   const bool grouped = query.is_cuda() && query.scalar_type() != at::kFloat;
   const std::int64_t group = grouped ? 1 : query.size(1) / key.size(1);
   return at::scaled_dot_product_attention(query, repeat_heads(key, group),

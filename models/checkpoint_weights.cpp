@@ -17,10 +17,10 @@ constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::uint64_t index_size_max = 256u << 20;
 constexpr std::size_t names_shown_max = 3;
-constexpr std::uint64_t piece_elements = 256 << 10;  // compared at once
+constexpr std::uint64_t piece_elements = 256 << 10;  // elements compared at a time
 
-/// How files of weights begin and end that are not read: by transformers for PyTorch, TensorFlow
-/// and Flax, as Llama was published, for llama.cpp; and any of safetensors.
+/// Prefixes and suffixes of weight files that are not read: transformers' files for PyTorch,
+/// TensorFlow and Flax, Llama's original format, llama.cpp's; and any safetensors file.
 struct WeightName {
   std::string_view begin;
   std::string_view end;
@@ -45,7 +45,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-/// A file name that cannot leave the directory.
+/// True for a file name that cannot lead out of the directory.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
@@ -108,7 +108,7 @@ std::string shape_text(const auto& shape) {
   return text + "]";
 }
 
-/// "a, b, c and 9 more", one line per kind of fault.
+/// Formats "a, b, c and 9 more", one line per kind of fault.
 class FaultList {
  public:
   explicit FaultList(const char* kind) : kind_(kind) {}
@@ -139,7 +139,7 @@ bool same_shape(const SafetensorsTensor& tensor, const zero3::ParameterSpec& par
                     });
 }
 
-/// Collects the faults of a parameter and the tensor that is to fill it.
+/// Collects faults of pairs of a parameter and its tensor.
 struct TensorFaults {
   FaultList reshaped{"of another shape: "};
   FaultList unreadable{"not F32, F16, BF16 or F64: "};
@@ -163,7 +163,7 @@ bool has_checkpoint(const std::string& directory) {
 
 Result<void> check_no_other_weights(const std::string& directory) {
   std::error_code failed;
-  std::set<std::string> names;  // the first by name: whatever the order of the folder
+  std::set<std::string> names;  // sorted, so that messages do not depend on the order of the folder
   std::filesystem::directory_iterator entry(directory, failed);
   for (; !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed)) {
     const std::string name = entry->path().filename();
@@ -203,8 +203,8 @@ Result<CheckpointWeights> CheckpointWeights::open(const std::string& directory,
   return weights;
 }
 
-/// transformers, too, ties only what is equal, and otherwise trains a head of its own: other
-/// numbers, which nobody should get without knowing.
+/// transformers, too, ties only equal matrices, and otherwise trains a separate head, which gives
+/// other results; so this is an error.
 Result<void> CheckpointWeights::check_tied(const Matched& matched, const std::string& directory) {
   const Source& head = matched.second;
   const Source& embedding = sources_[matched.embedding];
@@ -254,7 +254,7 @@ Result<CheckpointWeights::Matched> CheckpointWeights::match(
       faults.look_at(tensor, parameters[parameter], name);
     }
   }
-  if (matched.sources[embedding].tensor == nullptr) {  // the head's name may stand for both
+  if (matched.sources[embedding].tensor == nullptr) {  // the head's tensor may be used for both
     matched.sources[embedding] = std::exchange(matched.second, Source{0, nullptr});
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {

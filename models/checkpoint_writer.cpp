@@ -25,10 +25,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::uint64_t data_alignment = 64;  // of the first data byte, by spaces after the header
+constexpr std::uint64_t data_alignment = 64;  // for the first data byte, by spaces after the header
 constexpr std::uint64_t small_file_size_max = 256u << 20;
-constexpr std::uint64_t block_size = 16 << 10;    // at most: what a file takes is a multiple
-constexpr std::uint64_t folder_size = 128 << 10;  // the most that the folder itself takes
+constexpr std::uint64_t block_size = 16 << 10;    // upper limit: files occupy multiples of this
+constexpr std::uint64_t folder_size = 128 << 10;  // the most that the folder itself occupies
 constexpr const char* config_name = "config.json";
 constexpr std::array<const char*, 9> tokenizer_files{
     "tokenizer.json",    "tokenizer_config.json",   "vocab.json",
@@ -64,7 +64,7 @@ Result<void> write_small_file(const std::string& path, const std::string& text) 
   return file.finish();
 }
 
-/// config.json with the dtype that the weights now have, under the key that the file uses.
+/// config.json with the dtype of the saved weights, under the key that the file uses.
 std::string with_dtype(const std::string& text, DType dtype) {
   Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return text;
@@ -74,7 +74,7 @@ std::string with_dtype(const std::string& text, DType dtype) {
   return config.dump(2) + "\n";
 }
 
-/// Returns the path at which it is written, before it has its name.
+/// Returns the path used while writing, before the final rename.
 std::string partial_of(const std::string& target) {
   return fmt::format("{}.partial-{}", target, ::getpid());
 }
@@ -145,7 +145,7 @@ CheckpointWriter::CheckpointWriter(CheckpointWriter&& other) noexcept
 
 CheckpointWriter::~CheckpointWriter() {
   shards_.clear();
-  std::error_code ignored;  // the cause was returned by the call that failed
+  std::error_code ignored;  // the failed call has returned the cause
   if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
@@ -195,7 +195,7 @@ void CheckpointWriter::plan_shards() {
   if (shards_.size() > 1) options_.files.push_back(index());
 }
 
-/// The length of the header and the header, as they begin the file.
+/// The header's length and the header, as they begin the file.
 std::string CheckpointWriter::header_of(const Shard& shard) const {
   const SafetensorsType* const type = safetensors_type(options_.dtype);
   std::vector<SafetensorsTensor> tensors;
@@ -226,7 +226,7 @@ ModelFile CheckpointWriter::index() const {
   return {"model.safetensors.index.json", index.dump(2) + "\n"};
 }
 
-/// Note [Reserved bytes].
+/// Reserves all files: Note [Reserved bytes].
 Result<void> CheckpointWriter::reserve() {
   ARTESIAN_TRY(unnamed, reserve_unnamed());
   unnamed_ = unnamed;
@@ -240,14 +240,15 @@ Result<void> CheckpointWriter::reserve() {
   return {};
 }
 
-/// False: the file system has no files without a name, or we cannot give them one.
+/// False: the file system has no unnamed files, or cannot give them names.
 Result<bool> CheckpointWriter::reserve_unnamed() {
   const std::string parent = parent_of(options_.target);
   const std::string folder = partial_of(options_.target);
   auto small = OutputFile::create_unnamed(parent, folder);
   if (!small.has_value() || !small->link().has_value()) return false;
   static_cast<void>(::unlink(folder.c_str()));
-  small = OutputFile::create_unnamed(parent, folder);  // once named, never again without a name
+  // A file that was named cannot become unnamed again.
+  small = OutputFile::create_unnamed(parent, folder);
   if (!small.has_value()) return false;
   std::uint64_t bytes = folder_size;
   for (const ModelFile& file : options_.files) bytes += round_up(file.text.size(), block_size);
@@ -275,7 +276,7 @@ Result<void> CheckpointWriter::reserve(OutputFile& file, std::uint64_t bytes) {
   return {};
 }
 
-/// With all in it but the shards.
+/// Creates the folder with everything except the shards.
 Result<void> CheckpointWriter::make_folder() {
   const std::string folder = partial_of(options_.target);
   if (::mkdir(folder.c_str(), 0777) != 0) {
@@ -288,10 +289,10 @@ Result<void> CheckpointWriter::make_folder() {
   return {};
 }
 
-/// Before the first byte.
+/// Called before the first byte.
 Result<void> CheckpointWriter::begin() {
   if (shard_.has_value()) return {};
-  small_.reset();  // its room is now the folder's
+  small_.reset();  // the folder's files replace the reservation
   if (folder_.empty()) ARTESIAN_TRY_VOID(make_folder());
   shard_ = 0;
   ARTESIAN_TRY_VOID(begin_shard(shards_.front()));
@@ -311,7 +312,7 @@ Result<void> CheckpointWriter::finish_shard(Shard& shard) {
   return {};
 }
 
-/// Moves to the first tensor that lacks bytes; begins and finishes shards on the way.
+/// Goes to the first incomplete tensor; begins and finishes shards on the way.
 Result<void> CheckpointWriter::skip_complete_tensors() {
   while (*shard_ < shards_.size()) {
     Shard& shard = shards_[*shard_];
@@ -347,7 +348,8 @@ Result<void> CheckpointWriter::commit() {
   ARTESIAN_TRY_VOID(begin());
   ARTESIAN_CHECK(tensor_ == tensors_.size() && *shard_ == shards_.size(), tensor_, tensors_.size());
   ARTESIAN_TRY_VOID(system_files().sync_directory(folder_));
-  const std::string folder = std::exchange(folder_, {});  // whole from here on: nobody removes it
+  // Complete from here on, so nobody must remove it.
+  const std::string folder = std::exchange(folder_, {});
   const char* target = options_.target.c_str();
   if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target, RENAME_NOREPLACE) == 0) {
     return system_files().sync_directory(parent_of(options_.target));
@@ -356,7 +358,7 @@ Result<void> CheckpointWriter::commit() {
   if (errno == EEXIST) {
     return save_error(ErrorCode::Invalid, options_.target, "came into being meanwhile" + where);
   }
-  // A file system without the flag: an empty folder may be replaced, a filled one is refused.
+  // The file system lacks the flag: rename may replace an empty folder, but refuses a filled one.
   if (!may_lack_call(errno) || ::rename(folder.c_str(), target) != 0) {
     return save_error(ErrorCode::Io, options_.target, "cannot rename" + where, errno);
   }

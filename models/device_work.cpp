@@ -6,8 +6,8 @@
 namespace artesian::models {
 namespace {
 
-/// The elements of a token that a block's operators read and write, but for products and attention;
-/// and how often something is launched.
+/// Elements per token that a block's operators read and write, except products and attention; and
+/// the number of launches.
 struct Passes {
   double forward = 0.0;
   double backward = 0.0;
@@ -15,20 +15,21 @@ struct Passes {
   double launches_backward = 0.0;
 };
 
-// Launches of one operator: attention's backward has one kernel before and one behind its main one,
-// a norm's sums its weight's gradient in two more; a product's makes two.
+// Launches per operator: attention's backward has one kernel before and one after its main one; a
+// norm's backward has two more to sum its weight's gradient; a product's backward has two.
 constexpr double attention_backward = 3.0;
 constexpr double norm_backward = 3.0;
 constexpr double product_backward = 2.0;
 
-constexpr double norms = 2.0;  // in a block
-constexpr double sums = 2.0;  // of its input and what it adds to that; backward, of their gradients
+constexpr double norms = 2.0;  // number in a block
+// Reads of the input and of what is added to it; in backward, of their gradients.
+constexpr double sums = 2.0;
 
 Passes passes(const Gpt2Config& gpt2) {
   const auto hidden = static_cast<double>(gpt2.hidden);
   const auto inner = static_cast<double>(gpt2.inner);
   constexpr double products = 4.0;
-  const double biases = 5 * hidden + inner;  // whose gradients are sums of these
+  const double biases = 5 * hidden + inner;  // their gradients are sums of these
   return {.forward = norms * 2 * hidden + sums * 3 * hidden + 2 * inner,
           .backward = norms * 3 * hidden + sums * 3 * hidden + 3 * inner + biases +
                       /*queries, keys and values as one*/ 6 * hidden,
@@ -45,9 +46,9 @@ Passes passes(const LlamaConfig& llama) {
   const auto key = static_cast<double>(llama.key_value_heads * llama.head);
   const bool joined = joins_heads(llama);
   const bool gate_joined = joins_gate(llama);
-  const bool fused = llama.activation == Activation::Silu;  // with its product
+  const bool fused = llama.activation == Activation::Silu;  // together with its product
   const double products = (joined ? 1 : 3) + (gate_joined ? 1 : 2) + 2;
-  const double turns = joined ? 1 : 2;  // rotary embeddings
+  const double turns = joined ? 1 : 2;  // for rotary embeddings
   const double head_norms = llama.head_norms ? 2 : 0;
   Passes of{.forward = norms * 2 * hidden + sums * 3 * hidden + 2 * (query + key) +
                        (fused ? 3 : 5) * inner,
@@ -62,15 +63,15 @@ Passes passes(const LlamaConfig& llama) {
     of.forward += 2 * (query + key);
     of.backward += 3 * (query + key);
   }
-  // The gradients of one input of several products are summed; those of a joint one's output become
-  // one.
+  // If one input has several products, its gradients are summed; with a joint product, the outputs'
+  // gradients are joined instead.
   of.backward += joined ? 2 * (query + 2 * key) : 6 * hidden;
   of.launches_backward += joined ? 1 : 2;
   if (!gate_joined) {
     of.backward += 3 * hidden;
     of.launches_backward += 1;
   }
-  // A bias's gradient is the sum of its product's.
+  // A bias's gradient is the sum of its product's gradient.
   of.backward += (llama.attention_bias ? query + 2 * key : 0) + (llama.output_bias ? hidden : 0) +
                  (llama.mlp_bias ? 2 * inner + hidden : 0);
   of.launches_backward +=
@@ -98,7 +99,7 @@ DeviceWork device_work(const ModelConfig& config, std::uint64_t length, DType dt
                          .bytes = size * block.backward,
                          .launches = block.launches_backward};
   // A norm; the logits, which one kernel reads and replaces by their gradient (the second and third
-  // time it reads them from caches); their losses.
+  // read is from caches); and their losses.
   work.head_forward = {
       .products = products.head, .bytes = size * (2 * hidden + 2 * vocabulary), .launches = 7.0};
   // Backward makes two products: the gradient of the input, and the gradient of the weight.

@@ -14,7 +14,7 @@
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t buffer_bytes = 4 << 20;  // buffer of a file written directly
+constexpr std::uint64_t buffer_bytes = 4 << 20;  // buffer size of a file written with direct I/O
 constexpr std::uint64_t buffer_alignment = 4096;
 
 Error file_error(const char* what, const std::string& path, int system_error) {
@@ -83,7 +83,7 @@ Result<void> OutputFile::reserve(std::uint64_t length) noexcept {
 }
 
 Result<void> OutputFile::link() noexcept {
-  // As another name of its descriptor: by the descriptor itself it needs a capability.
+  // By its name in /proc, as linking by descriptor needs a capability.
   const std::string descriptor = fmt::format("/proc/self/fd/{}", descriptor_.value());
   if (::linkat(AT_FDCWD, descriptor.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
     return {};
@@ -112,7 +112,7 @@ Result<void> OutputFile::write(const std::byte* bytes, std::uint64_t length) noe
   while (length != 0) {
     const ssize_t count = ::write(descriptor_.value(), bytes, length);
     if (count < 0 && errno == EINTR) continue;
-    // A disk with larger sectors, or a file system that finds out only now.
+    // A disk with larger sectors, or a file system that refuses direct I/O only now.
     if (count < 0 && errno == EINVAL && direct_ && set_direct(false)) continue;
     if (count < 0) {
       Error error = file_error("cannot write", path_, errno);
@@ -127,7 +127,7 @@ Result<void> OutputFile::write(const std::byte* bytes, std::uint64_t length) noe
   return {};
 }
 
-/// Writes the gathered bytes.
+/// Writes the collected bytes.
 Result<void> OutputFile::flush() noexcept {
   if (buffered_ == 0) return {};
   if (buffered_ % buffer_alignment != 0) static_cast<void>(set_direct(false));  // the last bytes

@@ -3,7 +3,7 @@
 namespace artesian::models {
 namespace {
 
-/// Elements of the matrices of a block.
+/// Number of elements in a block's matrices.
 double block_elements(const Gpt2Config& gpt2) {
   const auto hidden = static_cast<double>(gpt2.hidden);
   return 4 * hidden * hidden + 2 * hidden * static_cast<double>(gpt2.inner);

@@ -12,7 +12,7 @@
 namespace artesian::models {
 namespace {
 
-/// Positions of a block's parameters within its stage; the order of gpt2_parameters().
+/// Indices of a block's parameters within its stage, in the order of gpt2_parameters().
 enum BlockParameter : std::size_t {
   Norm1Weight,
   Norm1Bias,
@@ -35,8 +35,8 @@ at::Tensor project(const at::Tensor& input, const at::Tensor& weight, const at::
   return flat.view({input.size(0), input.size(1), weight.size(1)});
 }
 
-/// Scores and softmax in fp32, whatever the dtype of the inputs: reorder_and_upcast_attn.
-/// Shape: query, key, value, result: [samples, heads, length, head].
+/// Computes scores and softmax in fp32 for inputs of any dtype: reorder_and_upcast_attn. Shape:
+/// query, key, value, result: [samples, heads, length, head].
 at::Tensor attend_upcast(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          double scale) {
   at::Tensor scores = at::matmul(query.to(at::kFloat), key.to(at::kFloat).transpose(2, 3)) * scale;

@@ -13,7 +13,7 @@ Gpt2Config read_gpt2_config(ConfigReader& reader) {
   config.vocab_size = reader.integer({"vocab_size"}, vocabulary_range, config.vocab_size);
   config.positions =
       reader.integer({"n_positions", "max_position_embeddings"}, width_range, config.positions);
-  reader.ignore_beside("n_ctx", "n_positions", config.positions);  // as transformers does
+  reader.ignore_beside("n_ctx", "n_positions", config.positions);  // as in transformers
   config.hidden = reader.integer({"n_embd", "hidden_size"}, width_range, config.hidden);
   config.layers = reader.integer({"n_layer", "num_hidden_layers"}, layer_range, config.layers);
   config.heads = reader.integer({"n_head", "num_attention_heads"}, width_range, config.heads);
@@ -45,8 +45,8 @@ std::vector<zero3::ParameterSpec> gpt2_parameters(const Gpt2Config& config) {
   ParameterList list;
   const std::int64_t hidden = config.hidden;
   const double deviation = config.initializer_range;
-  // The two matrices of a block that write to the residual stream start smaller, so that its
-  // variance does not grow with depth (Radford et al. 2019, section 2.3).
+  // The two matrices of a block that write to the residual stream are initialised smaller, so that
+  // its variance does not grow with depth (Radford et al. 2019, section 2.3).
   const double residual = deviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   const auto layer_norm = [&](const std::string& name) {
     list.ones(name + ".weight", hidden);

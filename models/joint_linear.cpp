@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Returns the matrices as one, [rows of all, width]: in place if adjacent, else a copy.
+/// Returns the matrices as one, [total rows, width]: in place if they are adjacent, else as a copy.
 at::Tensor side_by_side(const std::vector<at::Tensor>& matrices) {
   std::int64_t rows = 0;
   bool adjacent = true;

@@ -17,7 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
-  if (!targets.is_cpu() || targets.numel() == 0) return;  // a GPU's would be waited for
+  if (!targets.is_cpu() || targets.numel() == 0) return;  // on a GPU this would wait
   const auto [least, most] = at::aminmax(targets);
   TORCH_CHECK(least.item<std::int64_t>() >= 0 && most.item<std::int64_t>() < vocabulary,
               "targets: got ", least.item<std::int64_t>(), " to ", most.item<std::int64_t>(),
@@ -72,7 +72,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     } else {
       logits = at::mm(input, weight.t());
     }
-    // Multiplies by the loss scale before rounding, or small gradients would vanish.
+    // Multiplies by the loss scale before rounding, as small gradients would otherwise vanish.
     const at::Tensor losses =
         logits_to_gradient(logits, targets, loss_multiplier / static_cast<double>(logits.size(0)));
     context->save_for_backward({input, weight, logits});
@@ -87,7 +87,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];
     const at::Tensor& difference = saved[2];
-    // 1, unless the loss was multiplied by another factor than announced; small factors absorb it.
+    // 1, unless the loss was multiplied by another factor than announced; small matrices absorb it.
     const at::Tensor ratio = gradients[0].div(context->saved_data["multiplier"].toDouble());
     at::Tensor input_gradient;
     if (input.scalar_type() == at::kFloat) {
@@ -104,12 +104,13 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 
  private:
-  /// difference^T factor, tile by tile.
+  /// Computes difference^T factor, tile by tile.
   static at::Tensor weight_gradient(AutogradContext* context, const at::Tensor& weight,
                                     const at::Tensor& difference, const at::Tensor& factor) {
     auto* sink = reinterpret_cast<zero3::GradientSink*>(context->saved_data["sink"].toInt());
     const auto position = static_cast<std::size_t>(context->saved_data["position"].toInt());
-    // A GPU's cache takes no tile, and each would be a launch; the engine gives it no sink.
+    // A GPU's cache is too small for a tile, and each tile would be a launch; the engine uses no
+    // sink there.
     if (factor.is_cuda() && sink == nullptr) return at::mm(difference.t(), factor);
     at::Tensor whole;
     if (sink == nullptr) whole = at::empty(weight.sizes(), factor.options());

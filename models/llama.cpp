@@ -15,7 +15,8 @@
 namespace artesian::models {
 namespace {
 
-/// Hands out a block's parameters in the order of llama_parameters(), which is that of their use.
+/// Returns a block's parameters one by one, in the order of llama_parameters(), which is the order
+/// of their use.
 class InOrder {
  public:
   explicit InOrder(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {}
@@ -24,12 +25,12 @@ class InOrder {
     ARTESIAN_CHECK(next_ < parameters_.size(), next_);
     return parameters_[next_++];
   }
-  /// input weight^T, plus the bias if there is one. Shape: weight: [out, in].
+  /// Returns input weight^T, plus the bias if there is one. Shape: weight: [out, in].
   at::Tensor linear(const at::Tensor& input, bool bias) {
     const at::Tensor& weight = next();
     return bias ? at::linear(input, weight, next()) : at::linear(input, weight);
   }
-  /// Not in the destructor: LibTorch may throw in between, and the engine lives on.
+  /// Not in the destructor, as LibTorch may throw before, and the engine remains usable.
   void check_all_used() const {
     ARTESIAN_CHECK(next_ == parameters_.size(), next_, parameters_.size());
   }
@@ -39,12 +40,12 @@ class InOrder {
   std::size_t next_ = 0;
 };
 
-/// Shape: query: [samples, heads, length, head_size]; key, value: key_value_heads for heads.
+/// Shape: query: [samples, heads, length, head_size]; key, value: the same with key_value_heads.
 struct Heads {
   at::Tensor query, key, value;
 };
 
-/// Shape: tokens: [samples, length, ...]; result: [samples, heads, length, head].
+/// Splits heads. Shape: tokens: [samples, length, ...]; result: [samples, heads, length, head].
 at::Tensor apart(const LlamaConfig& config, const at::Tensor& tokens, std::int64_t heads) {
   return tokens.view({tokens.size(0), tokens.size(1), heads, config.head}).transpose(1, 2);
 }
@@ -65,7 +66,8 @@ Heads own_heads(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at:
   return heads;
 }
 
-/// Shape: all: [samples, length, queries, keys and values], of which it turns the first two.
+/// Splits a packed product, and rotates queries and keys. Shape: all: [samples, length, queries,
+/// keys and values].
 Heads packed_heads(const LlamaConfig& config, Rotary& rotary, const at::Tensor& all) {
   const std::int64_t queries = config.heads * config.head;
   const std::int64_t keys = config.key_value_heads * config.head;
@@ -83,7 +85,7 @@ Heads heads_of(const LlamaConfig& config, InOrder& p, Rotary& rotary, const at::
   return packed_heads(config, rotary, joint_linear(input, {query, key, p.next()}));
 }
 
-/// Shape: [samples, length, intermediate_size].
+/// The gated product. Shape of the result: [samples, length, intermediate_size].
 at::Tensor gated(const LlamaConfig& config, InOrder& p, const at::Tensor& input) {
   const bool fused = config.activation == Activation::Silu;
   if (joins_gate(config)) {
@@ -109,7 +111,7 @@ Llama::Llama(const LlamaConfig& config)
       stages_(llama_stages(config)),
       rotary_(config.rotary) {}
 
-/// Padding is looked up like any token, but its row learns nothing.
+/// Padding is looked up like any token, but its row gets no gradient.
 at::Tensor Llama::embed(const at::Tensor& rows, const at::Tensor& ids) const {
   if (!config_.padding.has_value()) return rows.view_as(rows);
   const at::Tensor padding = ids.eq(*config_.padding).unsqueeze(2).to(rows.device());

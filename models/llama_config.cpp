@@ -10,10 +10,10 @@
 namespace artesian::models {
 namespace {
 
-/// The values that transformers' classes take where config.json has no such key.
+/// The default values of transformers' classes for keys that config.json lacks.
 LlamaConfig defaults_of(LlamaFamily family) {
   LlamaConfig config;
-  config.key_value_heads = config.head = 0;  // follow from others
+  config.key_value_heads = config.head = 0;  // derived from other keys
   switch (family) {
     case LlamaFamily::Llama: break;
     case LlamaFamily::Mistral:
@@ -60,7 +60,7 @@ void read_heads(ConfigReader& reader, LlamaConfig& config) {
     reader.add_fault("num_key_value_heads", std::to_string(config.key_value_heads),
                      fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
   }
-  // If hidden_size is no multiple, report only that fault, not its consequences.
+  // If hidden_size is not a multiple, only that fault is reported, not its consequences.
   const std::int64_t share = config.hidden % config.heads == 0 ? config.hidden / config.heads : 2;
   const bool own = !reader.has("head_dim") && config.head != 0;
   config.head = reader.integer_or_null("head_dim", width_range, own ? config.head : share);
@@ -71,7 +71,7 @@ void read_heads(ConfigReader& reader, LlamaConfig& config) {
   }
 }
 
-/// transformers counts a negative one from the end of the vocabulary: old directories have -1.
+/// transformers counts a negative value from the end of the vocabulary; old directories have -1.
 std::optional<std::int64_t> read_padding(ConfigReader& reader, std::int64_t vocab_size,
                                          std::optional<std::int64_t> absent) {
   if (!reader.has("pad_token_id") && absent.has_value()) {
@@ -95,8 +95,8 @@ std::uint32_t block_parameters(const LlamaConfig& config) {
          (config.head_norms ? 2u : 0u);
 }
 
-/// True if a layer is said to attend within the window alone. A type that is neither that nor full
-/// attention is a fault.
+/// True if some layer uses the sliding window. Types other than sliding and full attention are
+/// faults.
 bool some_layer_slides(ConfigReader& reader, std::int64_t layers, std::int64_t first) {
   const auto types = reader.texts("layer_types");
   if (!types.has_value()) return first < layers;
@@ -169,7 +169,7 @@ LlamaConfig read_llama_config(ConfigReader& reader, LlamaFamily family) {
     read_dropout(reader, {"attention_dropout"}, 0.0);
   }
   read_common_keys(reader);
-  reader.ignore({"pretraining_tp"});  // the same products, cut in pieces, in old versions
+  reader.ignore({"pretraining_tp"});  // in old versions: computes the same products in pieces
   return config;
 }
 

@@ -18,7 +18,7 @@ struct Shape {
   explicit Shape(std::int64_t width)
       : hidden(width), inner(round_up(static_cast<std::uint64_t>(width) * 8 / 3, 256)) {}
 
-  double ends() const {  // the embedding, the head and its norm
+  double ends() const {  // the embedding, the head and the head's norm
     return static_cast<double>(hidden) * (2.0 * static_cast<double>(vocabulary) + 1.0);
   }
   double layer() const {
@@ -35,7 +35,7 @@ struct Shape {
 ModelConfig llama_of_size(double parameters) {
   ARTESIAN_CHECK(parameters >= llama_size_min && parameters <= llama_size_max, parameters);
   constexpr double head = 128;
-  // A layer has 4 h^2 of attention and 8 h^2 of the rest: 12 h^3 / 128 in all layers.
+  // A layer has 4 h^2 parameters in attention and 8 h^2 elsewhere: 12 h^3 / 128 in all layers.
   const double wanted = std::cbrt(parameters * head / 12);
   Shape shape(std::max<std::int64_t>(1, std::llround(wanted / head)) * 128);
   while (shape.hidden > 128 && shape.ends() + shape.layer() > parameters) {

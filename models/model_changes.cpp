@@ -11,14 +11,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Reads a configuration, without what changes no number of a model that has its weights.
+/// Reads a configuration, without keys that do not affect a model whose weights exist.
 std::optional<ModelConfig> read(const std::string& text) {
   auto parsed = parse_model_config(text, "config.json");
   if (!parsed.has_value()) return std::nullopt;
   ModelConfig config = std::move(parsed).value();
   config.notes.clear();
   config.gpt2.initializer_range = config.llama.initializer_range = 0.0;
-  if (config.llama.rotary.scaling == RotaryScaling::None) {  // a limit, and no number of its own
+  // Only a limit, without effect on results.
+  if (config.llama.rotary.scaling == RotaryScaling::None) {
     config.positions_max = config.llama.positions = config.llama.rotary.positions = 0;
     config.positions_limit.clear();
   }
@@ -44,7 +45,7 @@ std::vector<std::string> model_changes(std::string_view before, std::string_view
   for (const auto& [key, value] : old_object.items()) keys.insert(key);
   for (const auto& [key, value] : new_object.items()) keys.insert(key);
   std::vector<std::string> changes;
-  std::vector<std::string> all;  // for keys that change nothing but together
+  std::vector<std::string> all;  // for keys that only have an effect together
   for (const std::string& key : keys) {
     const std::string was = text_of(old_object, key);
     const std::string is = text_of(new_object, key);

@@ -47,13 +47,13 @@ void read_llama(ConfigReader& reader, ModelConfig& config, LlamaFamily family) {
   config.tied = llama.tie_word_embeddings;
 }
 
-/// Returns what LlamaModel and GPT2Model are called within the class with the head.
+/// Returns the name of LlamaModel or GPT2Model inside the class with the head.
 std::string_view body_prefix(const ModelConfig& config) {
   return config.is_llama() ? "model." : "transformer.";
 }
 
-/// True if it may be "gpt2" or "owner/name" of the Hugging Face hub, and nothing of that name is
-/// here.
+/// True if it looks like "gpt2" or "owner/name" on the Hugging Face hub, and nothing local has that
+/// name.
 bool is_hub_name(const std::string& directory) {
   std::error_code failed;
   const bool plain = directory.find_first_not_of(
@@ -137,7 +137,8 @@ std::string_view parameter_name(const ModelConfig& config, std::string_view save
 }
 
 std::string saved_name(const ModelConfig& config, std::string_view parameter_name) {
-  if (parameter_name == head_name) return std::string(parameter_name);  // the head gets no prefix
+  // The head's name has no prefix.
+  if (parameter_name == head_name) return std::string(parameter_name);
   return std::string(body_prefix(config)) + std::string(parameter_name);
 }
 

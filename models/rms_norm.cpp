@@ -47,7 +47,7 @@ void run(const kernels::RmsNormRows& all, const kernels::RmsNormGradient& gradie
     });
   }
 #endif
-  // Whole groups of rows, whose sums no cut may change.
+  // Divided at whole groups of rows, so that no sum is cut.
   constexpr std::uint64_t group = kernels::rows_per_group;
   over_rows(device, kernels::groups_of(all.rows), group * all.width,
             [&](std::uint64_t begin, std::uint64_t end) {
@@ -65,7 +65,7 @@ void run(const kernels::RmsNormRows& all, const kernels::RmsNormGradient& gradie
             });
 }
 
-/// The sum of all rows, by groups of groups. Shape: sums: [rows, width] in fp32; result: [width].
+/// The sum of all rows, in groups of groups. Shape: sums: [rows, width] in fp32; result: [width].
 at::Tensor total(at::Tensor sums) {
   if (sums.size(0) == 0) return at::zeros({sums.size(1)}, sums.options());
   const auto width = static_cast<std::uint64_t>(sums.size(1));

@@ -24,7 +24,7 @@ at::Tensor plain(double theta, std::int64_t width) {
   return at::pow(theta, exponents(width)).reciprocal();
 }
 
-/// NTK scaling: from the model's positions on, the base grows with the length, in fp32.
+/// NTK scaling: beyond the model's positions the base grows with the length, in fp32.
 at::Tensor dynamic(const RotaryConfig& config, std::int64_t length) {
   const auto width = static_cast<double>(config.head);
   const auto positions = static_cast<double>(config.positions);
@@ -45,7 +45,8 @@ double turning_dimension(const RotaryConfig& config, double turns) {
          (2.0 * std::log(config.theta));
 }
 
-/// Dimensions of many turns stay, those of few are interpolated, with a ramp between.
+/// Dimensions with many turns are unchanged, those with few are interpolated, with a ramp in
+/// between.
 at::Tensor yarn(const RotaryConfig& config) {
   double low = turning_dimension(config, config.beta_fast);
   double high = turning_dimension(config, config.beta_slow);
@@ -70,7 +71,7 @@ at::Tensor longrope(const RotaryConfig& config, std::int64_t length) {
   return (factors * at::pow(config.theta, exponents(config.head))).reciprocal();
 }
 
-/// Long waves are stretched, short ones stay, and between the two factors is a smooth way.
+/// Long waves are stretched, short ones unchanged, with a smooth transition in between.
 at::Tensor llama3(const RotaryConfig& config) {
   const at::Tensor frequencies = plain(config.theta, config.head);
   const auto span = static_cast<double>(config.original_positions);
@@ -118,7 +119,8 @@ void run(const kernels::RotaryRows& all, kernels::Turn turn, c10::Device device)
   });
 }
 
-/// True if autograd lets it change in place at no cost: of a view it would copy the whole.
+/// True if autograd allows an in-place change without cost; for a view it would copy the whole
+/// base.
 bool may_change(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_view() &&
          !(tensor.is_leaf() && tensor.requires_grad());

@@ -13,8 +13,8 @@ constexpr NumberRange theta_range{1.0, 1e15};
 constexpr NumberRange factor_range{1.0, 1e9};
 constexpr NumberRange small_range{0.0, 1e6};
 constexpr NumberRange divisor_range{1e-6, 1e6};
-constexpr std::int64_t phi3_original_positions = 4096;          // if config.json does not say
-constexpr IntegerRange original_range{2, width_range.maximum};  // its logarithm divides
+constexpr std::int64_t phi3_original_positions = 4096;          // default if config.json has none
+constexpr IntegerRange original_range{2, width_range.maximum};  // divided by its logarithm
 
 struct ScalingName {
   const char* name;
@@ -30,8 +30,8 @@ constexpr std::array<ScalingName, 6> scaling_names{{
     {"llama3", RotaryScaling::Llama3},
 }};
 
-/// "rope_type", which was "type" once and is the stronger where both are there.
-/// Phi-3 has longrope alone, which "su" and "yarn" meant in its first releases.
+/// The key "rope_type", formerly "type", which takes precedence if both exist. Phi-3 only has
+/// longrope, which its first releases called "su" and "yarn".
 RotaryScaling read_scaling(ConfigReader& section, bool phi3) {
   const auto old_name = section.text("type");
   const auto new_name = section.text("rope_type");
@@ -50,7 +50,7 @@ RotaryScaling read_scaling(ConfigReader& section, bool phi3) {
   return RotaryScaling::None;
 }
 
-/// A factor that the scaling cannot do without.
+/// A factor that this scaling requires.
 double read_required(ConfigReader& section, const char* name, NumberRange range) {
   if (!section.has(name)) {
     section.add_fault(name, "nothing", "a number; this rope_type needs it");
@@ -67,7 +67,7 @@ double ratio(const RotaryConfig& config) {
   return static_cast<double>(config.positions) / static_cast<double>(config.original_positions);
 }
 
-/// The logarithmic growth of YaRN's attention (Peng et al. 2023, section 3.4).
+/// The logarithmic growth of YaRN's attention factor (Peng et al. 2023, section 3.4).
 double yarn_attention(double factor, double weight) {
   return factor <= 1.0 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }
@@ -86,13 +86,13 @@ void read_yarn(ConfigReader& section, RotaryConfig& config) {
         yarn_attention(config.factor, weight) / yarn_attention(config.factor, weight_all);
   }
   config.attention_factor = given.value_or(config.attention_factor);
-  // 0 stands for the default in transformers, too.
+  // 0 means the default in transformers, too.
   const double fast = section.number_or_null("beta_fast", small_range).value_or(0.0);
   const double slow = section.number_or_null("beta_slow", small_range).value_or(0.0);
   if (fast > 0.0) config.beta_fast = fast;
   if (slow > 0.0) config.beta_slow = slow;
   config.truncate = section.boolean("truncate", config.truncate);
-  if (config.theta == 1.0) {  // its logarithm divides
+  if (config.theta == 1.0) {  // divided by its logarithm
     section.add_fault("rope_theta", "1", "more than 1 for rope_type yarn");
   }
 }
@@ -120,19 +120,19 @@ void read_llama3(ConfigReader& section, RotaryConfig& config) {
   }
 }
 
-/// The key beside the section is the stronger one, as in transformers.
+/// The key outside of the section takes precedence, as in transformers.
 void read_original(ConfigReader& reader, ConfigReader& section, RotaryConfig& config) {
   constexpr const char* name = "original_max_position_embeddings";
   config.original_positions = section.integer({name}, original_range, config.original_positions);
   config.original_positions = reader.integer({name}, original_range, config.original_positions);
-  if (config.original_positions < original_range.minimum) {  // absent, and so are positions
+  if (config.original_positions < original_range.minimum) {  // absent, as are the positions
     section.add_fault(name, "nothing", "an integer above 1 where max_position_embeddings is 1");
     config.original_positions = original_range.minimum;
   }
 }
 
-/// `whole_heads`: false where a partial rotary factor is refused. Lists then have another length,
-/// which is no fault of its own.
+/// `whole_heads`: false if a partial rotary factor was refused. Lists then have another length,
+/// which is not a separate fault.
 void read_section(ConfigReader& reader, ConfigReader& section, RotaryConfig& config, bool phi3,
                   bool whole_heads) {
   config.theta = section.number("rope_theta", theta_range, config.theta);

@@ -28,7 +28,7 @@ Element element_at(const std::byte* bytes, std::size_t index) noexcept {
   return element;
 }
 
-/// Converts target.size() elements of the type.
+/// Converts target.size() elements of this type to fp32.
 void convert(std::string_view type, const std::byte* bytes, std::span<float> target) noexcept {
   for (std::size_t i = 0; i < target.size(); ++i) {
     if (type == "F16") {

@@ -12,7 +12,7 @@ namespace artesian::pinned {
 
 std::byte* map_aligned(std::uint64_t bytes, int protection, int flags) noexcept {
   ARTESIAN_CHECK(bytes % 4096 == 0, bytes);
-  const std::uint64_t mapped_bytes = bytes + huge_page_size;  // room to align the start
+  const std::uint64_t mapped_bytes = bytes + huge_page_size;  // room for aligning the start
   if (bytes == 0 || mapped_bytes < bytes) {
     errno = ENOMEM;
     return nullptr;
@@ -24,9 +24,8 @@ std::byte* map_aligned(std::uint64_t bytes, int protection, int flags) noexcept 
   const std::uint64_t head = round_up(start, huge_page_size) - start;
   const std::uint64_t tail = huge_page_size - head;
   auto* const data = static_cast<std::byte*>(mapped) + head;
-  // Returning the slack cannot fail for page-aligned pieces of our own mapping, but for the limit
-  // on the number of mappings; the slack was never touched, so keeping it then costs nothing but
-  // addresses.
+  // Unmapping the slack of our own mapping can only fail at the limit on the number of mappings;
+  // the slack was never touched, so keeping it then costs only addresses.
   if (head != 0) (void)munmap(mapped, head);
   if (tail != 0) (void)munmap(data + bytes, tail);
   return data;

@@ -35,13 +35,13 @@ Result<std::unique_ptr<Arena>> Arena::reserve(std::uint64_t bytes) noexcept {
   const std::uint64_t size = round_up(bytes, granule_size);
   std::byte* const base = map_aligned(size, PROT_NONE, MAP_NORESERVE);
   if (base == nullptr) return refused(bytes, errno);
-  (void)madvise(base, size, MADV_HUGEPAGE);  // refused: small pages, all else the same
+  (void)madvise(base, size, MADV_HUGEPAGE);  // if refused, small pages are used
   try {
     return std::unique_ptr<Arena>(new Arena(base, size));
   } catch (const std::bad_alloc&) {
   } catch (const std::length_error&) {
   }
-  (void)munmap(base, size);  // its tables are too large
+  (void)munmap(base, size);  // its tables would be too large
   return refused(bytes, ENOMEM);
 }
 
@@ -93,7 +93,7 @@ std::optional<std::uint64_t> Arena::highest_kept(std::uint64_t length) const noe
   return std::nullopt;
 }
 
-/// Records bytes that are not free any more.
+/// Records bytes that are no longer free.
 std::span<std::byte> Arena::use(std::uint64_t offset, std::uint64_t length) noexcept {
   const bool is_new = lengths_.emplace(offset, length).second;
   ARTESIAN_CHECK(is_new, offset, length);
@@ -108,7 +108,8 @@ std::uint64_t Arena::give_back(void* data) noexcept {
   const auto offset = static_cast<std::uint64_t>(static_cast<std::byte*>(data) - base_);
   const std::lock_guard lock(mutex_);
   const auto found = lengths_.find(offset);
-  ARTESIAN_CHECK(found != lengths_.end(), data, offset);  // else it was freed twice, or never taken
+  // Otherwise it was freed twice, or never taken.
+  ARTESIAN_CHECK(found != lengths_.end(), data, offset);
   const std::uint64_t length = found->second;
   lengths_.erase(found);
   free_.give(offset, length);
@@ -128,7 +129,7 @@ ArenaStatistics Arena::statistics() const noexcept {
           .bytes_returned = bytes_returned_};
 }
 
-/// See Note [Growing].
+/// Extends the usable range: see Note [Growing].
 bool Arena::make_usable(std::uint64_t bytes) noexcept {
   const std::uint64_t needed = round_up(bytes, granule_size);
   if (needed <= bytes_usable_) return true;
@@ -149,7 +150,7 @@ void Arena::hold(std::uint64_t offset, std::uint64_t length) noexcept {
   granules_in_use_peak_ = std::max(granules_in_use_peak_, granules_in_use_);
 }
 
-/// See Note [Kept granules]. Neighbours go back in one call.
+/// Returns granules to the kernel: see Note [Kept granules]. Neighbours are returned in one call.
 void Arena::return_what_is_over() noexcept {
   const auto is_kept = [this](std::uint64_t at) {
     return granules_[at].held && granules_[at].pieces == 0;
@@ -162,7 +163,7 @@ void Arena::return_what_is_over() noexcept {
     std::uint64_t left = granules_held_ - granules_in_use_peak_;
     for (; left > 0 && first > 0 && is_kept(first - 1); --left) --first;
     const std::uint64_t size = (end - first) * granule_size;
-    // Locked memory stays (mlockall): it is then held for good, as its owner wants it.
+    // Locked memory (mlockall) cannot be returned: it is then held for good, as its owner wants.
     if (madvise(base_ + first * granule_size, size, MADV_DONTNEED) != 0) return;
     for (std::uint64_t at = first; at < end; ++at) granules_[at].held = false;
     granules_held_ -= end - first;

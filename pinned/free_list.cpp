@@ -9,8 +9,8 @@ namespace artesian::pinned {
 FreeList::FreeList(std::uint64_t bytes, std::uint64_t grain)
     : bytes_(bytes), grain_(grain), bytes_free_(bytes) {
   ARTESIAN_CHECK(grain > 0 && bytes > 0 && bytes % grain == 0, bytes, grain);
-  // Free runs never touch, so there are at most half as many as grains (untouched memory until
-  // then).
+  // Free runs never touch each other, so there are at most half as many as grains (the reserved
+  // memory stays untouched until used).
   runs_.reserve(bytes / grain / 2 + 1);
   runs_.push_back({.offset = 0, .length = bytes});
 }
@@ -76,7 +76,7 @@ void FreeList::give(std::uint64_t offset, std::uint64_t length) noexcept {
   if (has_previous) {
     const auto previous = std::prev(next);
     const std::uint64_t end = previous->offset + previous->length;
-    ARTESIAN_CHECK(end <= offset, end, offset, length);  // else it was freed twice
+    ARTESIAN_CHECK(end <= offset, end, offset, length);  // otherwise it was freed twice
     if (end == offset) {
       previous->length += length + (joins_next ? next->length : 0);
       if (joins_next) runs_.erase(next);

@@ -14,7 +14,8 @@
 namespace artesian::pinned {
 namespace {
 
-// Of Linux 6.18, in the answer of PR_GET_THP_DISABLE: not for memory that asks, as ours does.
+// A flag of Linux 6.18 in the answer of PR_GET_THP_DISABLE: huge pages are disabled except for
+// memory that asks for them, as ours does.
 constexpr int except_advised = 1 << 1;
 
 std::atomic<bool> switched_on = false;
@@ -27,7 +28,7 @@ bool off_in_process() noexcept {
 
 bool off_in_system(const std::string& root) {
   const std::string folder = root + "/sys/kernel/mm/transparent_hugepage/";
-  // Since Linux 6.8 each size has its own switch, which mostly inherits the general one.
+  // Since Linux 6.8 each size has its own setting, which mostly inherits the general one.
   std::string mode = first_line_of(folder + "hugepages-2048kB/enabled");
   if (mode.empty() || mode.find("[inherit]") != std::string::npos) {
     mode = first_line_of(folder + "enabled");
@@ -76,14 +77,14 @@ PageCount count_pages(const std::byte* data, std::uint64_t bytes) {
   const std::uintptr_t end = begin + bytes;
   std::ifstream mappings("/proc/self/smaps");
   PageCount count;
-  std::uint64_t inside = 0;  // bytes of the mapping at hand that are of the range
+  std::uint64_t inside = 0;  // bytes of the present mapping that belong to the range
   for (std::string line; std::getline(mappings, line);) {
     std::uintptr_t first = 0;
     std::uintptr_t last = 0;
     std::uint64_t kib = 0;
     if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) {
       if (first >= end) break;
-      // A range is several mappings where only a part of it is locked.
+      // A range consists of several mappings if only a part of it is locked.
       inside = last <= begin ? 0 : std::min(last, end) - std::max(first, begin);
     } else if (inside != 0 && std::sscanf(line.c_str(), "Rss: %lu kB", &kib) == 1) {
       count.bytes_resident += std::min(kib << 10, inside);

@@ -23,11 +23,12 @@ namespace {
 
 constexpr std::uint64_t widened_from = 64ull << 10;  // see Note [Small ranges]
 
-constexpr std::uint64_t guard_bytes = 4096;  // behind each range: another one cannot adjoin it
-// Below this, some small pages are chance, and no loss.
+// After each range, so that no other mapping adjoins it.
+constexpr std::uint64_t guard_bytes = 4096;
+// In smaller ranges some small pages are normal, and not worth a warning.
 constexpr std::uint64_t told_from = 32ull << 20;
 
-// The text names neither pool nor size, so that log_once makes it one line for the whole process.
+// The text contains neither name nor size, so that log_once logs it once for the whole process.
 void warn_not_locked(const std::string& reason, const std::string& remedy) {
   log_once(LogLevel::Warning, "cannot page-lock transfer buffers: " + reason +
                                   "; going on with pageable memory, which gives the same results, "
@@ -49,7 +50,7 @@ void warn_refused(int system_error) {
 
 Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& name) noexcept {
   ARTESIAN_CHECK(bytes > 0 && bytes % 4096 == 0, bytes);
-  // See Note [Small ranges].
+  // Widens small ranges: see Note [Small ranges].
   const bool widen =
       bytes < huge_page_size && bytes >= widened_from && huge_pages_allowed() == HugePages::Allowed;
   const std::uint64_t kept_bytes = widen ? huge_page_size : bytes;
@@ -63,7 +64,8 @@ Result<MemoryRange> MemoryRange::map(std::uint64_t bytes, const std::string& nam
   MemoryRange range(data, bytes, kept_bytes);
   (void)mprotect(data + kept_bytes, guard_bytes, PROT_NONE);
   (void)madvise(data, kept_bytes, MADV_HUGEPAGE);  // the result is counted later
-  // A forked child (such as a data loader) must neither copy nor write memory in flight here.
+  // A forked child (such as a data loader) must neither copy nor write memory that is in flight
+  // here.
   (void)madvise(data, kept_bytes, MADV_DONTFORK);
   return range;
 }
@@ -101,14 +103,16 @@ Result<void> MemoryRange::place(const NodePolicy& policy) noexcept {
   constexpr std::uint32_t word_bits = 8 * sizeof(unsigned long);
   std::vector<unsigned long> mask(policy.nodes.back() / word_bits + 1);
   for (const std::uint32_t node : policy.nodes) mask[node / word_bits] |= 1ul << node % word_bits;
-  // Neither is strict, as a binding would be: a run that needs more than a node has must go on.
+  // Both modes are preferences rather than bindings, as a run that needs more than a node has must
+  // continue.
   const int mode = policy.nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
-  const unsigned long bits = mask.size() * word_bits + 1;  // the kernel reads one bit less
+  // The kernel reads one bit less than told.
+  const unsigned long bits = mask.size() * word_bits + 1;
   if (syscall(SYS_mbind, data_, bytes_mapped_, mode, mask.data(), bits, 0u) == 0) {
     nodes_ = policy;
     return {};
   }
-  // Without the node's number, so that it is one warning for all pools of a process.
+  // Without the node's number, so that there is one warning for all pools of a process.
   return make_error(ErrorCode::Unsupported,
                     "cannot place memory on a NUMA node; going on with memory of any node, which "
                     "gives the same results, slower. In a container: --cap-add=SYS_NICE",
@@ -117,19 +121,19 @@ Result<void> MemoryRange::place(const NodePolicy& policy) noexcept {
 
 void MemoryRange::lock() noexcept {
   ARTESIAN_CHECK(!release_);
-  // Locking faults everything in at once. Beyond what there is, the kernel does not refuse that: it
-  // kills.
+  // Locking faults everything in at once. If memory is short the kernel does not refuse that but
+  // kills the process.
   const std::uint64_t available = available_memory();
   if (available != 0 && bytes_ > available) {
     warn_not_locked("there is less memory available than the budgets allow",
                     "To lock it: lower the memory budgets, or make room");
     return;
   }
-  // A part of a huge page cannot be locked without splitting it.
+  // Locking a part of a huge page would split it.
   locked_ = mlock(data_, bytes_mapped_) == 0 || mlock(data_, bytes_) == 0;
   if (locked_) return count_huge_pages();
   const int system_error = errno;
-  // If memory ran out, part of the range was already faulted in: unlock that.
+  // If memory ran out, a part of the range was already locked: unlock it.
   (void)munlock(data_, bytes_mapped_);
   (void)madvise(data_, bytes_mapped_, MADV_DONTNEED);
   warn_refused(system_error);

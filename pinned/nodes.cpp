@@ -16,9 +16,9 @@
 namespace artesian::pinned {
 namespace {
 
-constexpr std::uint32_t number_max = 1 << 16;  // a larger number makes the list invalid
+constexpr std::uint32_t number_max = 1 << 16;  // a list with a larger number is invalid
 
-/// Parses the kernel's "0-3,8", ascending. Invalid text gives an empty list.
+/// Parses the kernel's list format "0-3,8", ascending. Invalid text gives an empty list.
 std::vector<std::uint32_t> numbers_of(std::string_view list) {
   std::vector<std::uint32_t> numbers;
   for (const std::string_view range : split(list, ',')) {
@@ -50,7 +50,8 @@ std::vector<std::uint32_t> common(std::vector<std::uint32_t> some,
 MachineNodes machine_nodes(const std::string& root) {
   const std::string folder = root + "/sys/devices/system/node/";
   const std::string process = root + "/proc/self/status";
-  // Without cores are a GPU's own memory and memory behind a bus: far from everything.
+  // Nodes without cores are a GPU's own memory or memory behind a bus, which is far from
+  // everything.
   auto usable = common(numbers_of(first_line_of(folder + "has_memory")),
                        common(numbers_of(first_line_of(folder + "has_cpu")),
                               numbers_of(value_after(process, "Mems_allowed_list"))));

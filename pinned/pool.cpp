@@ -14,7 +14,7 @@
 namespace artesian::pinned {
 namespace {
 
-// 0 where rounding up would wrap: such a request never fits.
+// 0 if rounding up would overflow: such a request never fits.
 std::uint64_t rounded_size(std::uint64_t bytes) {
   return round_up(bytes, page_size);
 }
@@ -83,7 +83,7 @@ std::unique_ptr<Pool> Pool::over(std::span<std::byte> range, const std::string& 
 
 Pool::Pool(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
-Pool::~Pool() = default;  // Impl checks that every lease came back
+Pool::~Pool() = default;  // Impl checks that every lease was returned
 
 void Pool::fault_in() noexcept {
   const std::lock_guard lock(impl_->mutex_);

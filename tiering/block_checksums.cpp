@@ -18,7 +18,8 @@ std::uint64_t BlockChecksums::sum_of_pieces(std::uint64_t seed, std::uint64_t of
                                             const std::byte* data, std::uint64_t length) noexcept {
   ARTESIAN_CHECK(data != nullptr && length > 0, data, length);
   ARTESIAN_CHECK(offset % piece_bytes == 0, offset, piece_bytes);
-  constexpr std::uint64_t golden_ratio = 0x9e3779b97f4a7c15;  // seeds that differ in many bits
+  // Makes seeds that differ in many bits.
+  constexpr std::uint64_t golden_ratio = 0x9e3779b97f4a7c15;
   std::uint64_t sum = 0;
   for (std::uint64_t done = 0; done < length; done += piece_bytes) {
     const std::uint64_t piece = (offset + done) / piece_bytes;

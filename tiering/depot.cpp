@@ -8,7 +8,7 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t copy_grain = 1 << 20;  // bytes of one thread's copy
+constexpr std::uint64_t copy_grain = 1 << 20;  // bytes per thread and copy
 
 }  // namespace
 
@@ -48,7 +48,7 @@ Result<DeviceFence> Depot::put(ShardId shard, std::span<const std::byte> source,
   ARTESIAN_CHECK(puts_);
   const bool on_nvme = store_.shard(shard).home == Tier::Nvme;
   if (separate()) {
-    ARTESIAN_TRY_VOID(advance_come());  // what has been copied is written
+    ARTESIAN_TRY_VOID(advance_come());  // writes the blocks that have been copied
     ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, written));
   } else {
     bytes_put_ += source.size();
@@ -56,7 +56,7 @@ Result<DeviceFence> Depot::put(ShardId shard, std::span<const std::byte> source,
   if (on_nvme) {
     ARTESIAN_TRY_VOID(put_on_nvme(shard, source));
   } else if (separate()) {
-    ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, last_taken_));  // written by the group before
+    ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, last_taken_));  // written by the previous group
     ARTESIAN_TRY_VOID(device_.copy_to_host(store_.memory(shard), source.data(), source.size()));
   } else {
     copy(store_.memory(shard), source.data(), source.size());
@@ -73,7 +73,7 @@ Result<void> Depot::put_on_nvme(ShardId shard, std::span<const std::byte> source
   return separate() ? start_all() : Pipeline::finish();
 }
 
-/// Zeroes what the array leaves of its last block. Returns its bytes in the block.
+/// Zeroes the rest of the array's last block. Returns the array's bytes in the block.
 std::uint64_t Depot::begin_to_put(const RingTask& block, StagingItem& item) const noexcept {
   const ByteRange range = range_of(block);
   ARTESIAN_CHECK(range.offset < source_.size() && range.length <= item.size(), range.offset);
@@ -82,7 +82,7 @@ std::uint64_t Depot::begin_to_put(const RingTask& block, StagingItem& item) cons
   return bytes;
 }
 
-/// Reads from the disk, or from the device for a put.
+/// Reads from the disk or, for a put, from the device.
 Result<void> Depot::read(const RingTask& task, StagingItem& item) noexcept {
   const ByteRange range = range_of(task);
   if (puts_) {
@@ -151,13 +151,13 @@ Result<DeviceFence> Depot::take(ShardId shard, std::span<std::byte> target,
 Result<void> Depot::take_from_nvme(ShardId shard, std::span<std::byte> target,
                                    DeviceFence free) noexcept {
   const auto unit = static_cast<std::uint32_t>(shard);
-  // The inputs before it are not wanted.
+  // The inputs before it are not needed.
   while (next_unit() != unit) ARTESIAN_TRY_VOID(Pipeline::forget(next_unit()));
   if (separate()) ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, free));
   target_ = target;
   auto taken = advance_past(unit);
   if (taken.has_value() || taken.error().code == ErrorCode::Timeout) return taken;
-  // A file whose write has failed refuses reads as well: then the write is what to tell of.
+  // A file whose write has failed also refuses reads: then the failed write must be reported.
   auto left = finish_left();
   return left.has_value() ? std::move(taken) : std::move(left);
 }

@@ -8,7 +8,7 @@
 
 namespace artesian::tiering {
 
-/// A call: none begins within another, though the device may be waited for in each.
+/// Marks a running call: no call may begin within another, though each may wait for the device.
 class DeviceLoader::Turn {
  public:
   explicit Turn(bool& busy) noexcept : busy_(busy) {
@@ -46,7 +46,7 @@ Result<std::unique_ptr<DeviceLoader>> DeviceLoader::create(const Options& option
     ARTESIAN_TRY(memory, device_pool.lease(options.expansion_bytes, pinned::Placement::High));
     loader->expansion_ = std::move(memory);
   }
-  // What fails then fails the load, or the device's next call.
+  // Errors here fail the load, or the device's next call.
   device.set_meanwhile([advanced = loader.get()] {
     if (!advanced->busy_) static_cast<void>(advanced->advance().has_value());
   });
@@ -96,7 +96,7 @@ Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
   return {};
 }
 
-/// The home may have been written by any queue.
+/// The home may have been written in any queue.
 Result<void> DeviceLoader::load_from_device(DeviceLoad& load) noexcept {
   ARTESIAN_CHECK(load.stored != load.computed);
   ARTESIAN_TRY(computed, device_.record(Queue::Compute));
@@ -157,9 +157,9 @@ Result<void> DeviceLoader::verify(const RingTask& task, const std::byte* data) n
   return bad == count ? Result<void>() : check(bad);
 }
 
-/// Waits for the piece, and enqueues its copy. What is wrong with the data is the load's failure;
-/// errors here are the device's, which fail the load, too, as advance() may have nobody to tell;
-/// and Timeout, after which the read is still in flight.
+/// Waits for the piece, and enqueues its copy. Damaged data fails only the load. Errors returned
+/// here are those of the device, which also fail the load, as advance() may not return them; and
+/// Timeout, after which the read is still in flight.
 Result<void> DeviceLoader::work(std::size_t, const RingTask& task, StagingItem* item) noexcept {
   DeviceLoad& load = load_of(task);
   auto outcome = finish(*item);

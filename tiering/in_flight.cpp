@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t entries_at_start = 64;
 constexpr int lines_max = 16;
-constexpr auto full_pause = std::chrono::microseconds(100);  // a block takes about as long
+constexpr auto full_pause = std::chrono::microseconds(100);  // a block takes about this long
 
 bool overlap(const aio::Request& first, const aio::Request& second) {
   return first.file == second.file && first.offset < second.offset + second.length &&
@@ -47,7 +47,7 @@ InFlightTable::Entry* InFlightTable::find_free() noexcept {
 InFlightTable::Entry& InFlightTable::free_entry(Deadline deadline) noexcept {
   Entry* found = find_free();
   while (found == nullptr && entries_.size() >= transfers_max && monotonic_ns() < deadline.at_ns) {
-    std::this_thread::sleep_for(full_pause);  // progress threads make the room
+    std::this_thread::sleep_for(full_pause);  // progress threads remove entries
     found = find_free();
   }
   if (found != nullptr) return *found;
@@ -90,7 +90,7 @@ void InFlightTable::settle(const aio::Completion& completion) noexcept {
   ARTESIAN_CHECK(completion.ready());
   for (const auto& entry : entries_) {
     if (entry->completion != &completion) continue;
-    // The callback runs next on the progress thread: microseconds.
+    // The callback is about to run on the progress thread: microseconds.
     while (entry->busy.load(std::memory_order_acquire)) std::this_thread::yield();
   }
 }

@@ -13,11 +13,12 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded in one go
+constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded at a time
 constexpr std::uint64_t piece_bytes_max =
-    4 << 20;  // bytes of one read; the first half expands while the second is read
+    4 << 20;  // bytes of one read; the first half is expanded while the second is read
 
-/// Calls `load` for the blocks [begin, end) in parallel; returns the first for which it is false.
+/// Calls `load` for the blocks [begin, end) in parallel; returns the first block for which it
+/// returns false.
 template <typename Load>
 std::optional<std::uint64_t> first_bad(Executor& executor, std::uint64_t begin, std::uint64_t end,
                                        const Load& load) {
@@ -33,11 +34,11 @@ std::optional<std::uint64_t> first_bad(Executor& executor, std::uint64_t begin, 
   return bad.load() == end ? std::nullopt : std::optional(bad.load());
 }
 
-/// SlotState, and by what a slot that is Fetching is filled.
+/// SlotState, with the source that fills a Fetching slot.
 enum class Contents : std::uint8_t {
   Absent,
   Loading,  // by transfers from its home
-  Filling,  // by the refresh that started it: nothing is read
+  Filling,  // by the refresh that started it, without reading
   Live,
 };
 
@@ -55,8 +56,8 @@ constexpr SlotState slot_state(Contents contents) noexcept {
 enum class Refresh : std::uint8_t {
   None,
   Begun,
-  Partial,  // a part of what the slot holds is refreshed
-  Missed,   // the slot was dropped after that: another one lacks this part
+  Partial,  // a part of the slot's content was refreshed
+  Missed,   // the slot was dropped after that, and a new slot lacks this part
 };
 
 constexpr bool may_go(Refresh from, Refresh to) noexcept {
@@ -69,7 +70,7 @@ constexpr bool may_go(Refresh from, Refresh to) noexcept {
   return false;
 }
 static_assert(!may_go(Refresh::Missed, Refresh::Partial));  // it lacks a part
-static_assert(!may_go(Refresh::Begun, Refresh::Missed));    // nothing is lost yet
+static_assert(!may_go(Refresh::Begun, Refresh::Missed));    // nothing was refreshed yet
 static_assert(!may_go(Refresh::Begun, Refresh::Begun));     // one refresh at a time
 
 /// True if this route is possible from that home.
@@ -101,20 +102,20 @@ class Residency::Slot final : public BufferOwner {
     return {memory.data() + offset, length, this};
   }
   bool is_cut() const noexcept { return unit.share != 0; }
-  /// Of the shard.
+  /// Bytes of the shard.
   std::uint64_t stored_bytes() const noexcept {
     return (is_cut() ? unit.share : unit.image) * dtype_size(unit.stored);
   }
   std::uint64_t computed_bytes() const noexcept { return unit.image * dtype_size(unit.computed); }
-  /// Its slot is its home.
+  /// True if the slot is the home.
   bool aliased() const noexcept { return stays(unit.route); }
-  /// Returns where the stored bytes land: the tail of the slot, or of the share's part of it.
+  /// Returns the offset of the stored bytes: at the tail of the slot, or of the share's part of it.
   std::uint64_t tail_offset() const noexcept {
     if (is_cut()) return share_offset(unit.share_first);
     ARTESIAN_CHECK(computed_bytes() >= stored_bytes(), computed_bytes(), stored_bytes());
     return computed_bytes() - stored_bytes();
   }
-  /// The same for the share that begins with an element of the image.
+  /// The same for the share that begins at this element of the image.
   std::uint64_t share_offset(std::uint64_t first) const noexcept {
     const std::uint64_t computed = dtype_size(unit.computed);
     ARTESIAN_CHECK(is_cut() && first % unit.share == 0 && first < unit.image, first, unit.image);
@@ -123,13 +124,13 @@ class Residency::Slot final : public BufferOwner {
 
   SlotState state() const noexcept { return slot_state(contents); }
   bool refreshing() const noexcept { return refresh.load() != Refresh::None; }
-  /// Returns the state before.
+  /// Changes the state; returns the previous one.
   Refresh go(Refresh to) noexcept {
     const Refresh from = refresh.exchange(to);
     ARTESIAN_CHECK(may_go(from, to), static_cast<int>(from), static_cast<int>(to));
     return from;
   }
-  /// Any thread, as long as the compute thread makes no other move.
+  /// Any thread, while the compute thread makes no other transition.
   void refresh_part() noexcept {
     if (refresh.load(std::memory_order_relaxed) != Refresh::Begun) return;
     refresh.store(Refresh::Partial, std::memory_order_relaxed);
@@ -137,16 +138,16 @@ class Residency::Slot final : public BufferOwner {
 
   const ResidentUnit unit;
   Contents contents = Contents::Absent;
-  bool joined = false;  // all ranks' shares of a divided unit have arrived
+  bool joined = false;  // all ranks' shares of a divided unit are in the slot
   std::atomic<Refresh> refresh{Refresh::None};
   std::uint32_t pins = 0;
   BufferLease memory;
-  std::deque<Transfer> pieces;  // all of the shard, each into its part of the slot
+  std::deque<Transfer> pieces;  // reads of the whole shard, each into its part of the slot
   std::uint64_t piece_bytes = 0;
   std::atomic<int> leases{0};
-  // With a loader only:
+  // Only with a loader:
   DeviceLoad load;
-  DeviceFence used;  // the end of computing with the slot
+  DeviceFence used;  // end of the computation that uses the slot
 };
 
 Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
@@ -220,7 +221,7 @@ Result<void> Residency::start(std::uint32_t unit, aio::Priority priority) noexce
   return loads ? read_pieces(slot, priority) : Result<void>();
 }
 
-/// Waits for writes to the unit's home: a read that overlaps one would be torn.
+/// Waits for writes to the unit's home, as an overlapping read would be torn.
 Result<void> Residency::finish_writes(const Slot& slot) noexcept {
   if (store_.shard(slot.unit.shard).home != Tier::Nvme) return {};
   const std::uint64_t begin_ns = monotonic_ns();
@@ -247,7 +248,7 @@ Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexce
   return loader_->advance();
 }
 
-/// Makes copies into the slot wait for all computing with its former content.
+/// Makes copies into the slot wait for all computation that used its former content.
 Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
   const std::byte* begin = slot.memory.data();
   const std::byte* end = begin + slot.memory.size();
@@ -255,7 +256,7 @@ Result<void> Residency::wait_for_earlier_use(const Slot& slot) noexcept {
     if (retired.end <= begin || end <= retired.begin) continue;
     ARTESIAN_TRY_VOID(loader_->device().wait(Queue::ToDevice, retired.used));
   }
-  // What lies within the new slot is waited for once and for all.
+  // Retired memory within the new slot is waited for now and then forgotten.
   std::erase_if(retired_, [&](const Retired& retired) {
     return (begin <= retired.begin && retired.end <= end) || loader_->device().ready(retired.used);
   });
@@ -270,7 +271,7 @@ void Residency::waited_since(std::uint64_t begin_ns) noexcept {
   }
 }
 
-/// Makes computing wait for the copies into the slot, or into a home used as one.
+/// Makes computation wait for the copies into the slot, or into a home that is used as one.
 Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
   ARTESIAN_CHECK(loader_ != nullptr);
   if (!slot.aliased() && slot.contents == Contents::Loading) {
@@ -294,7 +295,7 @@ Result<void> Residency::read_pieces(Slot& slot, aio::Priority priority) noexcept
   return {};
 }
 
-/// After an error that leaves it in flight, it may be awaited again.
+/// After an error that leaves the piece in flight, it may be awaited again.
 Result<void> Residency::await_piece(const Slot& slot, Transfer& piece) noexcept {
   if (!piece.busy()) return {};
   const std::uint64_t begin_ns = monotonic_ns();
@@ -305,7 +306,8 @@ Result<void> Residency::await_piece(const Slot& slot, Transfer& piece) noexcept 
 }
 
 Result<void> Residency::await_pieces(Slot& slot, std::uint64_t element_end) noexcept {
-  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);  // in the shard
+  // Elements of the shard.
+  ARTESIAN_CHECK(element_end <= slot.unit.image, element_end, slot.unit.image);
   const std::uint64_t bytes = element_end * dtype_size(slot.unit.stored);
   for (std::size_t piece = 0; piece < slot.pieces.size(); ++piece) {
     if (piece * slot.piece_bytes >= bytes) break;
@@ -360,7 +362,7 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   const ShardId shard = slot.unit.shard;
   const std::uint64_t stored = dtype_size(slot.unit.stored);
   const std::uint64_t grain = store_.shard(shard).block_bytes / stored;
-  ARTESIAN_CHECK(grain != 0 && begin % grain == 0, begin, grain);  // blocks are verified whole
+  ARTESIAN_CHECK(grain != 0 && begin % grain == 0, begin, grain);  // blocks are verified as a whole
   const bool from_nvme = !slot.pieces.empty();
   const bool cast = slot.unit.stored != slot.unit.computed;
   const std::byte* source =
@@ -380,10 +382,10 @@ Result<void> Residency::load_wave(Slot& slot, std::uint64_t begin, std::uint64_t
   };
   const auto bad = first_bad(executor_, begin / grain, (end + grain - 1) / grain, load_block);
   if (!bad.has_value()) return {};
-  return store_.verify(shard, *bad, source + *bad * grain * stored);  // the error in full
+  return store_.verify(shard, *bad, source + *bad * grain * stored);  // returns the full error
 }
 
-/// Brings this rank's share to its place as it is stored.
+/// Reads this rank's share, in its stored dtype, to its place in the slot.
 Result<void> Residency::load_share(Slot& slot) noexcept {
   const ShardId shard = slot.unit.shard;
   const std::uint64_t bytes = slot.stored_bytes();
@@ -400,7 +402,7 @@ Result<void> Residency::load_share(Slot& slot) noexcept {
   };
   const auto bad = first_bad(executor_, 0, (bytes + block_bytes - 1) / block_bytes, load_block);
   cast_ns_ += monotonic_ns() - begin_ns;
-  if (bad.has_value()) {  // the error in full, and no other rank gets the share
+  if (bad.has_value()) {  // return the full error, so that no other rank gets the share
     return store_.verify(shard, *bad, target + *bad * block_bytes);
   }
   if (!from_nvme || slot.unit.stored != slot.unit.computed) bytes_to_device_ += bytes;
@@ -435,7 +437,7 @@ std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept
   return shares;
 }
 
-/// Expands each share in place, all of them in the same waves.
+/// Expands each share in place, all in the same waves.
 void Residency::join_shares(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(lacks_shares(unit), unit);
@@ -448,7 +450,8 @@ void Residency::join_shares(std::uint32_t unit) noexcept {
   for (std::uint64_t begin = 0; begin < share;) {
     const std::uint64_t end = std::min(
         share, std::max(round_down((share + begin) / 2, share_grain), begin + share_grain));
-    const std::uint64_t count = (end - begin + share_grain - 1) / share_grain;  // in each share
+    // Number of pieces in each share.
+    const std::uint64_t count = (end - begin + share_grain - 1) / share_grain;
     executor_.parallel_for(shares * count, 1, [&](std::uint64_t from, std::uint64_t to) {
       for (std::uint64_t block = from; block < to; ++block) {
         const std::uint64_t first = block / count * share;
@@ -478,7 +481,7 @@ Result<void> Residency::drop(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.pins == 0, slot.pins);
   if (slot.state() == SlotState::Absent) return {};
-  for (Transfer& piece : slot.pieces) {  // all must end before the memory is released
+  for (Transfer& piece : slot.pieces) {  // all must have ended before the memory is released
     auto outcome = await_piece(slot, piece);
     if (piece.busy()) return outcome;
   }
@@ -512,7 +515,7 @@ std::byte* Residency::data(std::uint32_t unit) noexcept {
 void Residency::begin_refresh(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(slot.state() != SlotState::Fetching);  // a fetch under way would miss changes
-  slot.joined = false;                                  // the other ranks' change, too
+  slot.joined = false;                                  // the other ranks' shares change, too
   slot.go(Refresh::Begun);
 }
 
@@ -532,9 +535,9 @@ bool Residency::follows(std::uint32_t unit) const noexcept {
   return slot.aliased() || slot.state() != SlotState::Absent;
 }
 
-/// Computing comes after the copies that refreshed the slot, or a home that is used as one. Who
-/// acquires a slot sees to that; what is used without being acquired again waits here. Only that: a
-/// slot may be given up unused, and its memory then has nothing of Compute's to wait for.
+/// Computation must follow the copies that refreshed the slot, or a home that is used as one.
+/// Acquiring a slot ensures that; slots that are used without being acquired again wait here. Other
+/// slots do not wait: they may be dropped unused, and their memory then need not wait for Compute.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   const bool missed = slot.go(Refresh::None) == Refresh::Missed;

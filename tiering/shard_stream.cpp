@@ -18,7 +18,7 @@ std::uint64_t whole_blocks(const TierStore& store, ShardId shard, std::uint64_t 
 
 }  // namespace
 
-/// The piece that the caller has is held: its buffer is not free.
+/// The caller's piece is held, so its buffer is not free.
 class ShardStream::Pieces : public Pipeline<Pieces> {
  public:
   Pieces(std::unique_ptr<StagingRing> ring, ShardId shard, bool reads)
@@ -82,7 +82,7 @@ class ShardStream::Pieces : public Pipeline<Pieces> {
   const ShardId shard_;
   const bool reads_;
   StagingItem* held_ = nullptr;
-  std::size_t given_ = 0;  // pieces
+  std::size_t given_ = 0;  // number of pieces
 };
 
 ShardStream::ShardStream(std::unique_ptr<Pieces> pieces) noexcept : pieces_(std::move(pieces)) {}

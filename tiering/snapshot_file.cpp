@@ -100,7 +100,7 @@ void SnapshotFile::write(std::uint64_t block, BufferLease bytes) noexcept {
   const SnapshotBlock& place = blocks_[block];
   ARTESIAN_CHECK(bytes.size() >= place.length, bytes.size(), place.length);
   reap();
-  // Two writes of one block may land in either order.
+  // Two writes of one block might reach the disk in either order.
   while (!failed_ && slot_of(block) != nullptr) wait_for_one();
   Slot* slot = nullptr;
   while (!failed_ && slot == nullptr) {

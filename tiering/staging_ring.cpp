@@ -70,7 +70,7 @@ Result<void> StagingItem::finish() noexcept {
     auto outcome = device_.finish(fence);
     if (!outcome.has_value() && first.has_value()) first = std::move(outcome);
   }
-  if (!idle()) return first;  // a transfer outlived its deadline: its buffer stays with it
+  if (!idle()) return first;  // a transfer outlived its deadline, and keeps its buffer
   ARTESIAN_CHECK(leases_ == 0, leases_);
   count_ = 0;
   return first;

@@ -25,11 +25,11 @@ struct Record {
   std::uint64_t run_id;
   std::uint64_t generation;
   std::uint64_t payload_bytes;
-  std::uint64_t checksum;  // over all bytes before it
+  std::uint64_t checksum;  // covers all bytes before it
 };
 static_assert(sizeof(Record) == 48 && offsetof(Record, checksum) == 40);
 
-// Direct files move whole aligned blocks only.
+// Direct files transfer only whole aligned blocks.
 struct alignas(superblock_block_size) Block {
   std::byte bytes[superblock_block_size];
 };
@@ -79,7 +79,7 @@ Result<Superblock> read_superblock(File& file) noexcept {
   for (std::uint64_t copy = 0; copy < superblock_copies; ++copy) {
     Block block;
     auto read = file.read_at(block.bytes, sizeof(block), copy * superblock_block_size);
-    if (!read.has_value()) {  // a copy on a bad sector is what the others are for
+    if (!read.has_value()) {  // the other copies are for the case of a bad sector
       if (!unreadable) unreadable = std::move(read).error();
       continue;
     }

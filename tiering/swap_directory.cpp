@@ -13,14 +13,14 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr int leave_retries = 1000;  // one for each process that starts at the same moment
+constexpr int leave_retries = 1000;  // one retry for each process that starts at the same moment
 
 bool is_own_file(const std::string& path, FileSystem& files) noexcept {
   const auto status = files.status(path);
   return status.has_value() && status->kind == FileStatus::Kind::Regular && status->ours;
 }
 
-// Errors are let be: a leftover that stays costs space, which the reservation then reports.
+// Errors are ignored: a remaining file only costs space, which a failing reservation would report.
 void remove_own_file(const std::string& path, FileSystem& files) noexcept {
   if (is_own_file(path, files)) (void)files.remove(path).has_value();
 }
@@ -41,7 +41,7 @@ Error invalid(const std::string& directory, const std::string& why, int system_e
   return error;
 }
 
-// An existing name: a directory, or a link to one, that we can list.
+// Checks an existing name: it must be a readable directory, or a link to one.
 Result<void> expect_directory(const std::string& directory, FileSystem& files) noexcept {
   auto names = files.list(directory);
   if (names.has_value()) return {};
@@ -95,13 +95,13 @@ Result<void> prepare_swap_directory(const std::string& directory, FileSystem& fi
   if (files.exists(directory)) return expect_directory(directory, files);
   auto made = files.make_directory(directory);
   if (!made.has_value()) {
-    // Another rank of the same run may have made it first.
+    // Another rank of the same run may have created it first.
     if (made.error().system_error == EEXIST) return expect_directory(directory, files);
     return swap_directory_error(directory, std::move(made).error());
   }
   auto marker = make_marker(directory, files);
   if (marker.has_value()) return {};
-  (void)files.remove_directory(directory).has_value();  // the first error is the one to tell
+  (void)files.remove_directory(directory).has_value();  // the first error is the one to report
   return swap_directory_error(directory, std::move(marker).error());
 }
 
@@ -119,10 +119,12 @@ void remove_stale_swap_files(const std::string& directory, std::uint32_t rank,
   }
   for (const std::uint32_t other : other_ranks) {
     ARTESIAN_CHECK(other != rank, other);
-    // A run makes its lock before its swap file and removes it after: no lock file, no live run.
+    // A run creates its lock before its swap file and removes it afterwards: without a lock file
+    // there is no live run.
     const std::string lock_path = directory + "/" + lock_file_name(other);
     auto lock = SwapLock::take_over(directory, other, files);
-    if (!lock && files.exists(lock_path)) continue;  // alive, or not ours to judge
+    // Its run is alive, or the lock is not ours to judge.
+    if (!lock && files.exists(lock_path)) continue;
     remove_swap_files_of(directory, *names, other, files);
     if (lock) (void)lock->release().has_value();
   }
@@ -154,13 +156,14 @@ void leave_swap_directory(const std::string& directory, FileSystem& files) noexc
     const bool others = std::any_of(names->begin(), names->end(), [](const std::string& name) {
       return parse_swap_file_name(name).has_value() || parse_lock_file_name(name).has_value();
     });
-    if (others) return;  // another rank or run is here: it will leave later, and see the marker
+    if (others) return;  // another rank or run is using it, and will see the marker when it leaves
     (void)files.remove(marker).has_value();
-    if (names->size() > 1) return;  // the user put something there: it is the user's from now on
+    // The user has put something there, so the directory now belongs to the user.
+    if (names->size() > 1) return;
     auto removed = files.remove_directory(directory);
     if (removed.has_value() || removed.error().system_error != ENOTEMPTY) return;
-    // Somebody came between. They must find the marker when they leave; if they are gone already,
-    // the next turn sees it.
+    // Another run arrived in between. It must find the marker when it leaves; if it has left
+    // already, the next iteration notices.
     if (!make_marker(directory, files).has_value()) return;
   }
 }

@@ -17,7 +17,8 @@ namespace artesian::tiering {
 namespace {
 
 constexpr std::uint64_t extent_grain = 4096;
-constexpr std::uint64_t payload_max = 1ull << 60;  // far above any disk; sums cannot wrap below it
+// Far above any disk, and low enough that sums cannot overflow.
+constexpr std::uint64_t payload_max = 1ull << 60;
 constexpr int directory_retries = 10;
 
 // Bytes of a file with this payload.
@@ -25,10 +26,10 @@ std::uint64_t needed_for(std::uint64_t payload) {
   return superblock_region_size + round_up(payload, extent_grain);
 }
 
-// `needed` are the file's bytes, of which it has `reserved` already.
+// `needed`: the file's bytes, of which `reserved` are allocated already.
 Error no_space(const SwapFileOptions& options, std::uint64_t needed, std::uint64_t reserved,
                FileSystem& files) {
-  // A directory that this run made is removed by now; its parent is on the same disk.
+  // If this run created the directory it is removed by now; its parent is on the same disk.
   const auto parent = std::filesystem::path(options.directory).parent_path().string();
   const bool exists = files.exists(options.directory);
   const auto free_now = files.free_bytes(exists           ? options.directory
@@ -45,7 +46,7 @@ Error no_space(const SwapFileOptions& options, std::uint64_t needed, std::uint64
   return error;
 }
 
-// Without slashes at the end, which would hide the parent.
+// Removes slashes at the end, which would hide the parent.
 SwapFileOptions normalized(SwapFileOptions options) {
   while (options.directory.size() > 1 && options.directory.back() == '/') {
     options.directory.pop_back();
@@ -53,8 +54,8 @@ SwapFileOptions normalized(SwapFileOptions options) {
   return options;
 }
 
-// Locks the directory, making it first. A run that leaves at this moment may remove the directory
-// between the two: then again.
+// Locks the directory, creating it first. A run that leaves at this moment may remove the directory
+// in between: then it is retried.
 Result<SwapLock> claim_directory(const SwapFileOptions& options, FileSystem& files) noexcept {
   for (int turn = 0;; ++turn) {
     const bool again = turn < directory_retries;
@@ -84,7 +85,7 @@ class SwapFile::Impl {
 
   ~Impl() { ARTESIAN_CHECK(closed_); }
 
-  // Makes the file and reserves its space. On failure the caller still calls close().
+  // Creates the file and reserves its space. Even after a failure the caller must call close().
   Result<void> create_file() noexcept {
     ARTESIAN_CHECK(file_ == nullptr && !closed_);
     remove_stale_swap_files(options_.directory, options_.rank, files_);
@@ -103,7 +104,7 @@ class SwapFile::Impl {
     return grow(options_.bytes);
   }
 
-  // Reserves the space of a payload of `bytes`.
+  // Reserves the space for a payload of `bytes`.
   Result<void> grow(std::uint64_t bytes) noexcept {
     ARTESIAN_CHECK(file_ != nullptr && !closed_);
     ARTESIAN_CHECK(bytes <= payload_max, bytes);
@@ -112,14 +113,14 @@ class SwapFile::Impl {
     if (!allocated.has_value()) {
       return swap_directory_error(options_.directory, std::move(allocated).error());
     }
-    ARTESIAN_CHECK(payload >= bytes_used_, payload, bytes_used_);  // given extents must fit
+    ARTESIAN_CHECK(payload >= bytes_used_, payload, bytes_used_);  // allocated extents must fit
     payload_bytes_ = payload;
     const Superblock superblock{
         .rank = options_.rank, .run_id = options_.run_id, .payload_bytes = payload_bytes_};
     return write_superblock(*file_, superblock);
   }
 
-  // Takes everything away again, whatever fails on the way; the first failure is returned.
+  // Removes everything, continuing after failures; returns the first failure.
   Result<void> close() noexcept {
     ARTESIAN_CHECK(!closed_);
     closed_ = true;
@@ -127,7 +128,7 @@ class SwapFile::Impl {
     if (file_ != nullptr) {
       file_.reset();
       outcome = files_.remove(path_);
-      // The file is gone already, which is what close() promises.
+      // The file is gone already, as close() promises.
       if (!outcome.has_value() && outcome.error().system_error == ENOENT) outcome = {};
     }
     auto released = lock_.release();
@@ -175,7 +176,7 @@ Result<std::unique_ptr<SwapFile>> SwapFile::create(const SwapFileOptions& given,
   auto impl = std::make_unique<Impl>(options, files, std::move(lock));
   auto created = impl->create_file();
   if (created.has_value()) return std::unique_ptr<SwapFile>(new SwapFile(std::move(impl)));
-  (void)impl->close().has_value();  // the first error is the one to tell
+  (void)impl->close().has_value();  // the first error is the one to report
   if (created.error().code == ErrorCode::NoSpace) {
     return no_space(options, needed_for(options.bytes), 0, files);
   }

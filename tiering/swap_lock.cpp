@@ -11,7 +11,7 @@
 namespace artesian::tiering {
 namespace {
 
-// The name may lead elsewhere once per process that starts or ends at the same moment.
+// The name may be replaced once for each process that starts or ends at the same moment.
 constexpr int replaced_retries = 1000;
 
 const OpenOptions lock_open{.create = Create::Never, .direct = Direct::Never, .read_only = false};
@@ -24,7 +24,7 @@ Error refused(const std::string& path, const std::string& why) {
   return error;
 }
 
-// Opens or makes the lock file. Nothing: the name changed in between, try again.
+// Opens or creates the lock file. Nothing: the name changed in between, so try again.
 Result<std::unique_ptr<File>> open_lock_file(const std::string& path, FileSystem& files) noexcept {
   auto created = files.open(path, lock_create);
   if (created.has_value()) return created;
@@ -42,7 +42,7 @@ Result<std::unique_ptr<File>> open_lock_file(const std::string& path, FileSystem
     if (opened.error().system_error == ENOENT) return std::unique_ptr<File>();
     return opened;
   }
-  // The name was checked before: the opened file must be the same, not a planted link.
+  // The name was checked before: the opened file must be the same one, not a planted link.
   ARTESIAN_TRY(found, (*opened)->status());
   if (!found.same_file(*named)) return std::unique_ptr<File>();
   ARTESIAN_CHECK(found.ours && found.kind == FileStatus::Kind::Regular, path);
@@ -89,7 +89,7 @@ Result<SwapLock> SwapLock::acquire(const std::string& directory, std::uint32_t r
     SwapLock lock(path, std::move(file), files);
     auto written = write_lock_record(*lock.file_, holder_record(run_id));
     if (written.has_value()) return lock;
-    (void)lock.release().has_value();  // the first error is the one to tell
+    (void)lock.release().has_value();  // the first error is the one to report
     return std::move(written).error();
   }
   return refused(path, "its lock file is replaced all the time");
@@ -110,7 +110,7 @@ std::optional<SwapLock> SwapLock::take_over(const std::string& directory, std::u
 }
 
 Result<void> SwapLock::release() noexcept {
-  ARTESIAN_CHECK(file_ != nullptr, path_);  // not twice
+  ARTESIAN_CHECK(file_ != nullptr, path_);  // called once
   Result<void> removed;
   // Unlinked while locked, so that no other process can lock a name that is being removed.
   if (still_named(path_, *file_, *files_)) removed = files_->remove(path_);

@@ -34,7 +34,7 @@ std::string swap_file_name(std::uint64_t run_id, std::uint32_t rank) {
   std::string digits(hex_digits, '0');
   for (std::size_t i = hex_digits; i-- > 0; run_id >>= 4)
     digits[i] = "0123456789abcdef"[run_id & 15];
-  ARTESIAN_CHECK(run_id == 0 && digits.size() == hex_digits, digits);  // all of it is spelled
+  ARTESIAN_CHECK(run_id == 0 && digits.size() == hex_digits, digits);  // all digits must be written
   return fmt::format("{}{}-rank{}.swap", prefix, digits, rank);
 }
 
@@ -49,7 +49,7 @@ std::optional<SwapName> parse_swap_file_name(std::string_view name) {
   const auto digits = between(middle->substr(hex_digits), "-rank", "");
   if (!run_id || !digits) return std::nullopt;
   const auto rank = parse_number<std::uint32_t>(*digits, 10);
-  if (!rank || swap_file_name(*run_id, *rank) != name) return std::nullopt;  // other spellings
+  if (!rank || swap_file_name(*run_id, *rank) != name) return std::nullopt;  // a different spelling
   return SwapName{.run_id = *run_id, .rank = *rank};
 }
 

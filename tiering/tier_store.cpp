@@ -19,18 +19,18 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::uint64_t sample_stride = 16;  // Verify::Sample looks at every 16th block
+constexpr std::uint64_t sample_stride = 16;  // Verify::Sample checks every 16th block
 constexpr std::uint64_t probe_bytes = 64 << 20;
-constexpr std::uint64_t probe_bytes_min = 16 << 20;  // less says nothing about a disk
-constexpr std::uint32_t shadow_bit = 1u << 31;       // in a checksum's seed, beside the shard's id
-constexpr double probe_seconds = 0.4;                // over all paths, per direction
+constexpr std::uint64_t probe_bytes_min = 16 << 20;  // smaller probes say nothing about a disk
+constexpr std::uint32_t shadow_bit = 1u << 31;  // set in a checksum's seed, beside the shard's id
+constexpr double probe_seconds = 0.4;           // over all paths, in each direction
 
-/// Where a shard's blocks are on nvme, and the checksums of their last write.
+/// The places of a shard's blocks on nvme, and the checksums of their last write.
 struct NvmeBlocks {
-  std::vector<Segment> segments;            // empty for homes in memory; offsets are in the file
-  std::optional<BlockChecksums> checksums;  // made only when the space is reserved
+  std::vector<Segment> segments;            // empty for homes in memory; offsets are file offsets
+  std::optional<BlockChecksums> checksums;  // created when the space is reserved
 
-  /// The segment with this byte.
+  /// Index of the segment with this byte.
   std::size_t segment_of(std::uint64_t offset) const noexcept {
     const auto after = std::upper_bound(
         segments.begin(), segments.end(), offset,
@@ -54,11 +54,11 @@ struct Shard {
 
   ShardOptions options;
   std::uint64_t blocks;
-  BufferLease memory;  // device and host homes
+  BufferLease memory;  // for device and host homes
   NvmeBlocks place;
   std::optional<NvmeBlocks> shadow;
-  bool shadowed = false;           // writes go to the shadow
-  std::uint64_t sealed_until = 0;  // seals of the shadow's blocks once all are sealed
+  bool shadowed = false;           // whether writes go to the shadow
+  std::uint64_t sealed_until = 0;  // how far the shadow's blocks are sealed
 
   NvmeBlocks& written() noexcept { return shadowed ? *shadow : place; }
   std::uint64_t end_of(const NvmeBlocks& at, std::size_t segment) const noexcept {
@@ -77,14 +77,14 @@ void check_shard(const ShardOptions& shard, std::size_t volumes) {
   ARTESIAN_CHECK(shard.home != Tier::Nvme || shard.volume < volumes, shard.volume, volumes);
 }
 
-/// Moves the segments in this path's file `by` bytes further on in it.
+/// Moves the segments in this path's file forward by `by` bytes.
 void move_segments(NvmeBlocks& place, std::size_t path, std::uint64_t by) noexcept {
   for (Segment& segment : place.segments) {
     if (segment.path == path) segment.offset += by;
   }
 }
 
-/// The volumes given, or one for each directory, with equal weights.
+/// The given volumes, or one for each directory, with equal weights.
 std::vector<Volume> volumes_of(const TierStoreOptions& options) {
   ARTESIAN_CHECK(options.disks.empty() || options.disks.size() == options.directories.size());
   std::vector<Volume> volumes;
@@ -156,23 +156,23 @@ class TierStore::Impl {
   std::deque<Shard> shards_;
   std::vector<std::unique_ptr<SwapFile>> swap_files_;
   std::vector<Volume> volumes_;
-  std::vector<PathDisk> disks_;  // one for each directory; speeds are 0 until known
+  std::vector<PathDisk> disks_;  // one for each directory; speeds are 0 if unknown
   InFlightTable in_flight_;
   std::vector<PathBytes> bytes_;  // one for each directory
   std::atomic<std::uint64_t> blocks_verified_{0};
   std::atomic<std::uint64_t> verify_failures_{0};
   bool close_called_ = false;
-  std::uint64_t stalled_ns_ = 0;  // when a wait ran into its deadline; 0: something came back since
-  // A disk hung while it was measured. The kernel may use its file yet, and nobody learns when that
-  // ends: in_flight_ knows nothing of those transfers.
+  std::uint64_t stalled_ns_ = 0;  // when a wait reached its deadline; 0: a transfer has ended since
+  // Set if a disk hung while it was measured. The kernel may still use its file, and nothing shows
+  // when that ends, as in_flight_ does not contain those transfers.
   std::optional<Error> abandoned_;
 };
 
 TierStore::Impl::~Impl() {
   ARTESIAN_CHECK(close_called_);
   if (swap_files_.empty()) return;
-  // close() ran into its deadline: the kernel may still use these descriptors, which must not be
-  // given to other files. They go with the process; the next run reclaims what they leave.
+  // close() has reached its deadline: the kernel may still use these descriptors, which must not be
+  // reused for other files. They are released with the process; the next run reclaims the files.
   in_flight_.abandon();
   for (auto& swap : swap_files_) keep_for_ever(std::move(swap));
 }
@@ -181,7 +181,7 @@ Result<void> TierStore::Impl::make_homes(std::vector<ShardOptions> shards, pinne
                                          pinned::Pool& host, FileSystem& files) noexcept {
   ARTESIAN_TRY_VOID(make_memory_homes(std::move(shards), device, host));
   ARTESIAN_TRY_VOID(make_swap_files(files, host));
-  // Small blocks of what no disk holds would take more memory than there is.
+  // Small blocks of more state than any disk holds would need more memory than there is.
   for (std::uint32_t index = 0; index < shards_.size(); ++index) {
     shards_[index].place.checksums.emplace(owner(index), shards_[index].blocks);
   }
@@ -195,7 +195,8 @@ Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards
     shards_.emplace_back(std::move(options));
     Shard& shard = shards_.back();
     if (shard.options.home == Tier::Nvme) continue;
-    // Homes last for the whole run: from the high end, so that staging at the low end stays whole.
+    // Homes last for the whole run: they are taken from the high end, so that the low end stays
+    // free for staging.
     pinned::Pool& pool = shard.options.home == Tier::Device ? device : host;
     auto lease = pool.lease(shard.options.bytes, pinned::Placement::High);
     if (!lease.has_value()) {
@@ -206,14 +207,14 @@ Result<void> TierStore::Impl::make_memory_homes(std::vector<ShardOptions> shards
   return {};
 }
 
-/// By the weights as they are.
+/// Uses the weights as they are now.
 Striping TierStore::Impl::striping() const {
   return Striping({.volumes = volumes_,
                    .paths = static_cast<std::uint32_t>(options_.directories.size()),
                    .stripe_bytes = options_.stripe_bytes});
 }
 
-/// The segments of every shard.
+/// Places the segments of every shard.
 Striping TierStore::Impl::lay_out() {
   Striping laid_out = striping();
   for (Shard& shard : shards_) {
@@ -239,7 +240,8 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   }
   for (const ShardId id : shadowed) places.push_back(place(at(id).options));
   const std::vector<std::uint64_t>& payloads = laid_out.payloads();
-  for (std::size_t path = 0; path < payloads.size(); ++path) {  // all, before any is given out
+  // All payloads, before any is allocated.
+  for (std::size_t path = 0; path < payloads.size(); ++path) {
     SwapFile& swap = *swap_files_[path];
     if (payloads[path] != 0)
       ARTESIAN_TRY_VOID(swap.grow_into_half(swap.bytes_used() + payloads[path]));
@@ -266,7 +268,7 @@ Result<void> TierStore::Impl::grow(std::vector<ShardOptions> shards,
   return {};
 }
 
-/// Files on one file system share its disk, and so do those on file systems of one disk.
+/// Files on one file system share its disk, and so do those on several file systems of one disk.
 void TierStore::Impl::name_disks() noexcept {
   std::vector<std::vector<std::string>> names(swap_files_.size());
   for (std::size_t path = 0; path < names.size() && names.size() > 1; ++path) {
@@ -279,8 +281,8 @@ void TierStore::Impl::name_disks() noexcept {
   if (!options_.disks.empty()) disks_ = options_.disks;
 }
 
-/// Makes the swap files. Where bytes are divided by speed, a file has to be there for it to be
-/// measured: it gets its size after.
+/// Creates the swap files. If bytes are divided by speed, a file must exist before it can be
+/// measured; it gets its size afterwards.
 Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& staging) noexcept {
   const bool striped = std::any_of(volumes_.begin(), volumes_.end(),
                                    [](const Volume& volume) { return volume.paths.size() > 1; });
@@ -309,8 +311,7 @@ Result<void> TierStore::Impl::make_swap_files(FileSystem& files, pinned::Pool& s
   return {};
 }
 
-/// Returns, for each path whose speed the weights need and nobody knows, how much of its file is to
-/// show it.
+/// Returns, for each path whose speed is needed but unknown, how much of its file to measure.
 std::vector<std::uint64_t> TierStore::Impl::bytes_to_probe() const {
   std::vector<std::uint64_t> totals(volumes_.size(), 0);
   for (const Shard& shard : shards_) {
@@ -334,9 +335,9 @@ std::vector<PathDisk> TierStore::Impl::disks_of(const Volume& volume) const {
   return disks;
 }
 
-/// Weighs the paths by their speed. Where a disk's speed cannot be found, as it is full, no memory
-/// is free or there is too little to place on it, the weights stay equal: a lack of space shows
-/// when all of it is asked for.
+/// Sets the weights of the paths by speed. If a disk's speed cannot be measured, as the disk is
+/// full, no memory is free or there is too little to place on it, weights stay equal; lack of space
+/// is reported when all of it is reserved.
 Result<void> TierStore::Impl::weigh_paths(pinned::Pool& staging) noexcept {
   const std::vector<std::uint64_t> bytes = bytes_to_probe();
   const auto count =
@@ -378,7 +379,7 @@ Result<void> TierStore::Impl::close() noexcept {
   if (abandoned_.has_value()) return *abandoned_;
   if (in_flight_.any()) {
     auto drained = engine_.drain(deadline());
-    // Only our own transfers count: others may share the engine.
+    // Only our own transfers matter, as others may share the engine.
     if (!drained.has_value() && in_flight_.any()) {
       stalled_ns_ = monotonic_ns();
       return timeout(std::move(drained).error());
@@ -386,7 +387,7 @@ Result<void> TierStore::Impl::close() noexcept {
     ARTESIAN_CHECK(!in_flight_.any());
   }
   Result<void> outcome;
-  // Last made, first removed: a directory may lie inside another.
+  // In reverse order of creation, as a directory may lie inside another.
   for (auto swap = swap_files_.rbegin(); swap != swap_files_.rend(); ++swap) {
     auto closed = (*swap)->close();
     if (outcome.has_value() && !closed.has_value()) outcome = std::move(closed);
@@ -530,7 +531,7 @@ Result<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOptions& optio
   auto impl = std::make_unique<Impl>(options, engine);
   auto made = impl->make_homes(std::move(shards), device, host, files);
   if (made.has_value()) return std::unique_ptr<TierStore>(new TierStore(std::move(impl)));
-  (void)impl->close().has_value();  // the first error is the one to tell
+  (void)impl->close().has_value();  // the first error is the one to report
   return std::move(made).error();
 }
 
@@ -600,7 +601,7 @@ Result<void> TierStore::wait(Transfer& transfer, ShardId id) noexcept {
     Transfer::Part& part = transfer.part(index);
     auto finished = impl_->finish(part.completion, part.path);
     if (finished.has_value()) continue;
-    // Reports a transfer in flight before other faults: its buffer cannot be reused.
+    // Reports a transfer in flight before other errors, as its buffer cannot be reused.
     if (!part.completion.ready()) return naming(shard.options, doing, std::move(finished).error());
     if (first.has_value()) first = std::move(finished);
   }
@@ -671,9 +672,9 @@ std::uint64_t TierStore::block_length(ShardId id, std::uint64_t block) const noe
 Result<DiskSpeed> TierStore::probe_disk(std::uint32_t volume, pinned::Pool& staging) noexcept {
   ARTESIAN_CHECK(volume < impl_->volumes_.size(), volume, impl_->volumes_.size());
   for (const PathBytes& bytes : impl_->bytes_) {
-    ARTESIAN_CHECK(bytes.written == 0, bytes.written);  // its blocks would be overwritten
+    ARTESIAN_CHECK(bytes.written == 0, bytes.written);  // measuring overwrites its blocks
   }
-  Volume used;  // a small state need not touch every path
+  Volume used;  // a small state need not use every path
   const Volume& all = impl_->volumes_[volume];
   for (std::size_t index = 0; index < all.paths.size(); ++index) {
     if (impl_->swap_files_[all.paths[index]]->bytes_used() == 0) continue;

@@ -21,7 +21,7 @@ bool Transfer::ready() const noexcept {
 }
 
 void Transfer::begin(aio::Operation operation, BufferLease buffer) noexcept {
-  take_buffer().reset();  // of the last transfer, if it was not taken
+  take_buffer().reset();  // the buffer of the last transfer, if it was not taken
   operation_ = operation;
   count_ = 0;
   buffer_ = std::move(buffer);

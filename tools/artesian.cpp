@@ -1,4 +1,4 @@
-// The `artesian` program: its subcommands. What a flag means is in docs and --help.
+// The `artesian` program: its subcommands. Flags are described in docs and --help.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -37,7 +37,7 @@ int run_train(const CLI::App& command) {
 int run_plan(const CLI::App& command) {
   const auto options = artesian::tools::read_plan_flags(command);
   if (!options.has_value()) return fail(options.error().message);
-  artesian::zero3::track_activations();  // measurements must compute as a run does
+  artesian::zero3::track_activations();  // measurements must compute like a run
   return artesian::tools::run_plan(*options);
 }
 
@@ -63,7 +63,7 @@ int run_export(const CLI::App& command) {
   return outcome.has_value() ? 0 : exit_code_of(outcome.error());
 }
 
-/// The page is drawn by matplotlib: the script takes this process's place.
+/// matplotlib draws the page: the Python script replaces this process.
 int run_report(const CLI::App& command) {
   std::vector<std::string> words{artesian::models::script_python(),
                                  artesian::models::script_folder() + "/artesian/report.py"};

@@ -1,12 +1,12 @@
-// A trainer that brings its own model, data and loop, and keeps the model's state on NVMe: a
-// classifier of points on five spirals, a chain of residual blocks. Its state takes 30 MB; the
-// engine gets 5 MiB of device memory and 8 MiB of host memory.
+// A trainer with its own model, data and loop that keeps the model's state on NVMe. The model, a
+// chain of residual blocks, classifies points on five spirals. Its state takes 30 MB; the engine
+// gets 5 MiB of device memory and 8 MiB of host memory.
 //
 // Usage: own_trainer [DEEPSPEED_CONFIG [STEPS [CHECKPOINTS]]]
 //
-// With a folder for checkpoints it saves there at the end, and goes on from what it finds there: as
-// many steps in all, to the same bits, since LibTorch's generator, which draws the points, is part
-// of a checkpoint.
+// With a folder for checkpoints it saves there at the end, and resumes from a checkpoint that it
+// finds there. The total number of steps and the bits are the same, since LibTorch's generator,
+// which draws the points, is part of a checkpoint.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <zero3/torch/engine.h>
@@ -25,7 +25,8 @@ constexpr std::int64_t width = 512;
 constexpr std::int64_t blocks = 8;
 
 /// The model, in the engine's terms: parameters, and stages that use them. The engine gathers a
-/// stage's parameters just before its forward and its backward, and not for longer than it pays.
+/// stage's parameters just before its forward and its backward, and keeps them only as long as that
+/// pays off.
 class SpiralClassifier final : public zero3::Module {
  public:
   SpiralClassifier() {
@@ -53,12 +54,13 @@ class SpiralClassifier final : public zero3::Module {
   at::Tensor forward(std::size_t stage, const at::Tensor& input,
                      const std::vector<at::Tensor>& parameters,
                      const zero3::Batch& batch) override {
-    // Parameters come in artesian.compute_dtype, perhaps 16 bit; the batch as it was made.
+    // Parameters have the dtype artesian.compute_dtype, possibly 16 bit; the batch has its original
+    // dtype.
     const at::Tensor in = input.to(parameters[0].scalar_type());
     const at::Tensor linear = at::linear(in, parameters[0], parameters[1]);
     if (stage == 0) return at::relu(linear);
     if (stage + 1 < stages_.size()) return in + at::relu(linear);
-    if (!at::GradMode::is_enabled()) return linear.argmax(1);  // evaluate(): the classes
+    if (!at::GradMode::is_enabled()) return linear.argmax(1);  // for evaluate(): the classes
     return at::cross_entropy_loss(linear.to(at::kFloat), batch.targets);
   }
 
@@ -69,7 +71,7 @@ class SpiralClassifier final : public zero3::Module {
 
 struct Points {
   at::Tensor input;    // [count, features]
-  at::Tensor targets;  // [count], the spiral's number
+  at::Tensor targets;  // [count], the number of the spiral
 };
 
 Points make_points(std::int64_t count) {
@@ -83,13 +85,13 @@ Points make_points(std::int64_t count) {
   return {at::cat({phases.sin(), phases.cos()}, 1), targets};
 }
 
-/// The share of points that the model puts on their spiral.
+/// The share of points that the model assigns to the right spiral.
 Result<double> accuracy(zero3::Engine& engine, const Points& points) {
   ARTESIAN_TRY(classified, engine.evaluate({points.input, points.targets}));
   return (classified == points.targets).to(at::kDouble).mean().item<double>();
 }
 
-/// Fills the engine with what was saved, or with random weights. Returns the steps done so far.
+/// Fills the engine from a checkpoint, or with random weights. Returns the steps done so far.
 Result<int> begin(zero3::Engine& engine, const SpiralClassifier& model,
                   const std::string& checkpoints) {
   if (!checkpoints.empty()) {
@@ -101,7 +103,7 @@ Result<int> begin(zero3::Engine& engine, const SpiralClassifier& model,
     }
   }
   zero3::RandomWeights weights(model.parameters(), /*seed=*/1);
-  ARTESIAN_TRY_VOID(engine.initialize(weights));  // straight to their homes on NVMe
+  ARTESIAN_TRY_VOID(engine.initialize(weights));  // written directly to their homes on NVMe
   return 0;
 }
 
@@ -130,7 +132,7 @@ Result<void> train(const std::string& config_path, int steps, const std::string&
       if (step == done + 1 && micro == 0) first_loss = loss;
       ARTESIAN_TRY_VOID(engine->backward());
     }
-    count(engine->take_completed());  // the step before, whose update this forward has brought
+    count(engine->take_completed());  // the previous step, whose update this forward has completed
     ARTESIAN_TRY(result, engine->step());
     last_loss = result.loss;
     if (step % 10 != 0 && step != steps) continue;
@@ -146,7 +148,7 @@ Result<void> train(const std::string& config_path, int steps, const std::string&
     ARTESIAN_TRY(saved, engine->save_checkpoint({}));
     std::printf("saved %s\n", saved.tag.c_str());
   }
-  return engine->close();  // nothing else is left on the disk
+  return engine->close();  // leaves nothing else on the disk
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Sorts more numbers than may be in memory: the tiering layer without a trainer and without
-// PyTorch. Sorted runs go to shards on NVMe, a merge reads all of them at once and writes the
-// result, and a last pass checks it. Every block that comes back is verified against its checksum.
-// The pool is a hard limit: all memory that holds numbers is leased from it.
+// Sorts more numbers than fit in memory, as an example of the tiering layer without a trainer and
+// without PyTorch. Sorted runs are written to shards on NVMe, a merge reads all of them in parallel
+// and writes the result, and a last pass checks it. Every block read is verified by its checksum.
+// The pool is a hard limit: all memory for numbers is leased from it.
 //
 // Usage: external_sort DIRECTORY [MIB_OF_NUMBERS [MIB_OF_MEMORY]]
 #include <base/random.h>
@@ -19,7 +19,7 @@ using tiering::ShardId;
 using Number = std::uint64_t;
 
 constexpr std::uint64_t mib = 1 << 20;
-constexpr std::uint64_t block_bytes = 64 << 10;  // what has a checksum of its own
+constexpr std::uint64_t block_bytes = 64 << 10;  // the unit with its own checksum
 
 /// A piece of a shard as numbers. Shape: [bytes / 8].
 std::span<const Number> numbers(std::span<const std::byte> piece) {
@@ -29,7 +29,7 @@ std::span<Number> numbers(std::span<std::byte> piece) {
   return {reinterpret_cast<Number*>(piece.data()), piece.size() / sizeof(Number)};
 }
 
-/// Holds what does not change by sorting: how many numbers there are, and their sum.
+/// Properties that sorting does not change: how many numbers there are, and their sum.
 struct Census {
   std::uint64_t count = 0;
   std::uint64_t sum = 0;
@@ -48,7 +48,7 @@ class ExternalSort {
   Result<Census> write_runs() {
     Census census;
     for (std::uint32_t run = 0; run < runs_; ++run) {
-      // One piece as large as the run: it is sorted in place before it leaves.
+      // One piece as large as the run, so that it can be sorted in place before it is written.
       const std::uint64_t bytes = store_.shard(ShardId{run}).bytes;
       ARTESIAN_TRY(writer, tiering::ShardWriter::open(store_, ShardId{run}, memory_,
                                                       {.piece_bytes = bytes, .buffers = 1}));
@@ -63,7 +63,7 @@ class ExternalSort {
   }
 
   Result<void> merge() {
-    // Two pieces of each run and of the result fill the memory: one in use, one on its way.
+    // Two pieces of each run and of the result fill the memory: one in use, one in flight.
     const std::uint64_t share = memory_.range().size() / (2 * (runs_ + 1));
     const std::uint64_t piece_bytes = share - share % block_bytes;  // whole blocks
     std::vector<Source> sources;
@@ -92,7 +92,7 @@ class ExternalSort {
     return writer.close();
   }
 
-  /// Says whether the result is in order, and what it holds.
+  /// Returns whether the result is in order, and its census.
   Result<std::pair<bool, Census>> check() {
     ARTESIAN_TRY(reader, tiering::ShardReader::open(store_, ShardId{runs_}, memory_));
     bool sorted = true;
@@ -137,7 +137,7 @@ class ExternalSort {
 };
 
 Result<bool> sort(const std::string& directory, std::uint64_t bytes, std::uint64_t memory_bytes) {
-  // Where bytes live and what moves them: a pool, an I/O engine, and shards with a home each.
+  // A pool, an I/O engine, and a store of shards, each with a home.
   ARTESIAN_TRY(memory, pinned::Pool::create({.bytes = memory_bytes, .name = "memory"}));
   ARTESIAN_TRY(device, pinned::Pool::create({.bytes = 4096, .name = "device (not used)"}));
   ARTESIAN_TRY(engine, aio::make_best_engine({.queue_depth = 32}));

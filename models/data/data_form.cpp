@@ -52,7 +52,8 @@ constexpr std::array known_forms{
     Magic{"\x80\x04"sv, "a pickle", as_lines},
     Magic{"\xff\xfe"sv, "UTF-16", "convert it: iconv -f utf-16 -t utf-8"},
     Magic{"\xfe\xff"sv, "UTF-16", "convert it: iconv -f utf-16 -t utf-8"}};
-// The shortest one that is looked for in a file of ids: two or three bytes may well be ids.
+// Shorter magic numbers are not searched for in a file of ids, as two or three bytes may be valid
+// ids.
 constexpr std::size_t magic_of_ids_least = 4;
 constexpr std::size_t tar_magic_offset = 257;
 
@@ -81,7 +82,7 @@ Result<std::string> read_block(const InputFile& file, std::uint64_t offset, std:
   return block;
 }
 
-/// All of a small file; of a large one samples, the beginning and the end among them.
+/// Checks all of a small file; of a large one samples, including the beginning and the end.
 Result<void> check_is_text(const InputFile& file) {
   const bool whole = file.size() <= samples * sample_bytes;
   std::uint64_t seen = 0;
@@ -107,7 +108,7 @@ bool ends_with(const std::string& path, std::string_view ending) {
                     [](char left, char right) { return left == (right | 0x20) || left == right; });
 }
 
-/// True of what editors, version control, downloads and archives leave in a folder.
+/// True for files that editors, version control, downloads and archives leave in a folder.
 bool is_hidden(std::string_view name) {
   return name.starts_with('.') || name == "__MACOSX";
 }
@@ -190,7 +191,7 @@ Result<std::vector<DataFile>> list_data(const std::string& path,
       continue;
     }
     if (entry->is_regular_file(failure)) files.push_back(entry->path());
-    failure.clear();  // a link to nothing, or a file that went away, is no file
+    failure.clear();  // a dangling link, or a file that has disappeared, is skipped
   }
   if (failure) return data_error(path, "cannot list the folder: " + failure.message());
   say_hidden(path, hidden);

@@ -15,7 +15,7 @@ bool blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n\v\f") == line.npos;
 }
 
-/// Takes a file in any pieces and writes what its lines say.
+/// Takes a file in pieces of any size and writes the texts of its lines.
 class Converter {
  public:
   Converter(const std::string& path, const std::string& field, OutputFile& output)

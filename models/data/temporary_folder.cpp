@@ -19,7 +19,7 @@ Result<TemporaryFolder> TemporaryFolder::make() {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;  // what is left lies in a folder for such things
+  std::error_code ignored;  // anything left is in a folder for temporary files
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
 }
 

@@ -66,7 +66,7 @@ std::optional<std::string> TokenCache::find(const std::string& key) const {
   if (!keeps()) return std::nullopt;
   const std::string path = folder_ + "/" + key + ending;
   if (::access(path.c_str(), R_OK) != 0) return std::nullopt;
-  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // if that fails, the entry is removed sooner
+  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // if that fails, the entry is evicted sooner
   return path;
 }
 
@@ -101,7 +101,7 @@ Result<void> TokenCache::keep(const std::string& key, const std::string& path) c
   if (!keeps()) return {};
   std::error_code failed;
   const auto size = fs::file_size(path, failed);
-  if (failed || size > bytes_max_) return {};  // larger than all that may be kept
+  if (failed || size > bytes_max_) return {};  // larger than the whole cache
   fs::create_directories(folder_, failed);
   if (failed) return cache_error("cannot make the folder", folder_, failed.value());
   make_room(size);

@@ -18,7 +18,8 @@ namespace {
 
 constexpr std::int64_t byte_vocabulary = 256;
 constexpr std::uint64_t much_bytes = 256 << 20;
-constexpr std::uint64_t shuffle_streams = std::uint64_t{1} << 63;  // apart from those of parameters
+// Distinct from the streams of parameters.
+constexpr std::uint64_t shuffle_streams = std::uint64_t{1} << 63;
 constexpr unsigned feistel_rounds = 6;
 
 bool file_exists(const std::string& path) {
@@ -40,7 +41,8 @@ Result<std::unique_ptr<TokenSource>> tokenize(const TokenDataOptions& options, c
       .settings = {tokenizer, tokenize_script()},
       .parameters = fmt::format("{} {}", options.vocab_size, options.text_field.value_or("text"))};
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "config.json"}) {
-    origin.settings.push_back(options.model_directory + "/" + name);  // they name the end of text
+    // These files name the end-of-text token.
+    origin.settings.push_back(options.model_directory + "/" + name);
   }
   std::string key;
   if (cache.keeps()) {
@@ -105,11 +107,11 @@ Result<void> announce(const TokenDataOptions& options, const std::vector<DataFil
   return options.before_long_work();
 }
 
-/// Files of ids are opened in the order of the paths, and text is tokenised when all paths have
-/// been looked at: what is wrong is known before that.
+/// Opens files of ids in the order of the paths, and tokenises text only after all paths have been
+/// checked, so that errors are found first.
 Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options) {
   std::vector<Text> texts;
-  std::vector<std::unique_ptr<TokenSource>> sources;  // null: the next of `texts`
+  std::vector<std::unique_ptr<TokenSource>> sources;  // null: stands for the next of `texts`
   for (const std::string& path : options.paths) {
     ARTESIAN_TRY(files, list_data(path, options.text_field));
     if (files.size() == 1 && files.front().form == DataForm::TokenIds) {
@@ -137,9 +139,9 @@ Result<std::unique_ptr<TokenSource>> open_source(const TokenDataOptions& options
 
 }  // namespace
 
-// A Feistel network over the smallest even number of bits that holds the count, walked until it
-// lands inside: at most 4 steps on average. Black & Rogaway 2002, "Ciphers with arbitrary finite
-// domains".
+// A Feistel network over the smallest even number of bits that covers the count, iterated until the
+// result is in range: at most 4 iterations on average. Source: Black & Rogaway 2002, "Ciphers with
+// arbitrary finite domains".
 std::uint64_t permuted(std::uint64_t index, std::uint64_t count, std::uint64_t seed,
                        std::uint64_t number) noexcept {
   ARTESIAN_CHECK(index < count, index, count);
@@ -189,7 +191,7 @@ Result<std::string> TokenData::digest() noexcept {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(piece));
   std::vector<std::uint32_t> narrow(ids.size());
   kernels::Digest total;
-  // Blocks of a short stream overlap, and together cover all of it.
+  // The pieces of a short stream overlap, and together cover all of it.
   for (std::uint64_t index = 0; index < (piece == count ? 1 : pieces); ++index) {
     const std::uint64_t begin = (count - piece) * index / (pieces - 1);
     ARTESIAN_TRY_VOID(source_->read(begin, ids));

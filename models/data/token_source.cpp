@@ -14,7 +14,7 @@
 namespace artesian::models {
 namespace {
 
-constexpr std::uint64_t read_piece_size = 64 << 10;  // bytes on the stack per read
+constexpr std::uint64_t read_piece_size = 64 << 10;  // bytes per read, on the stack
 
 /// Reads `target.size()` unsigned integers of `width` bytes at `offset`.
 Result<void> read_ids(const InputFile& file, std::uint64_t width, std::uint64_t offset,
@@ -24,7 +24,7 @@ Result<void> read_ids(const InputFile& file, std::uint64_t width, std::uint64_t 
     const std::size_t count = std::min<std::size_t>(target.size(), read_piece_size / width);
     ARTESIAN_TRY_VOID(file.read_at(bytes.data(), count * width, offset));
     for (std::size_t i = 0; i < count; ++i) {
-      std::uint32_t id = 0;  // the machine is little endian, as the files are
+      std::uint32_t id = 0;  // the machine is little endian, like the files
       std::memcpy(&id, bytes.data() + i * width, width);
       target[i] = id;
     }
@@ -50,7 +50,7 @@ class TokenFile final : public TokenSource {
   std::uint64_t width_;
 };
 
-/// True if ids of the other width would all be in the vocabulary, as far as a look tells.
+/// True if, judging by a sample, ids of the other width would all be in the vocabulary.
 bool looks_narrow(const InputFile& file, std::int64_t vocab_size) noexcept {
   std::array<std::int64_t, 1024> ids;
   const std::span<std::int64_t> head(ids.data(),
@@ -59,10 +59,10 @@ bool looks_narrow(const InputFile& file, std::int64_t vocab_size) noexcept {
   return std::all_of(head.begin(), head.end(), [&](std::int64_t id) { return id < vocab_size; });
 }
 
-/// True once each second id from the second on has been 0, of enough of them to tell.
+/// Becomes true if every second id, from the second on, has been 0 for enough ids.
 class SecondIds {
  public:
-  void see(std::span<const std::int64_t> ids) {  // from an even position
+  void see(std::span<const std::int64_t> ids) {  // must begin at an even position
     for (std::size_t i = 1; i < ids.size(); i += 2) zero_ = zero_ && ids[i] == 0;
     seen_ += ids.size();
   }
@@ -114,7 +114,7 @@ class TextBytes final : public TokenSource {
     std::string path;
     std::uint64_t first;  // position of its first byte in the stream
     std::uint64_t size;
-    std::optional<InputFile> file{};  // one without a name
+    std::optional<InputFile> file{};  // for an unnamed file
   };
   explicit TextBytes(std::vector<FileSpan> parts) : parts_(std::move(parts)) {}
 
@@ -125,7 +125,7 @@ class TextBytes final : public TokenSource {
 
  private:
   std::vector<FileSpan> parts_;
-  std::vector<InputFile> open_;  // the part read last: at most one
+  std::vector<InputFile> open_;  // the part that was read last; at most one
 };
 
 Result<void> TextBytes::read(std::uint64_t first, std::span<std::int64_t> target) noexcept {
@@ -134,7 +134,7 @@ Result<void> TextBytes::read(std::uint64_t first, std::span<std::int64_t> target
     return position < part.first;
   };
   while (!target.empty()) {
-    // The last part that starts at or before `first`: empty parts before it are passed over.
+    // The last part that starts at or before `first`; empty parts before it are skipped.
     const FileSpan& part = *(std::upper_bound(parts_.begin(), parts_.end(), first, after) - 1);
     const std::uint64_t offset = first - part.first;
     const auto length = std::min<std::uint64_t>(target.size(), part.size - offset);

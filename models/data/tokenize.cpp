@@ -28,14 +28,14 @@ constexpr int interrupted_exit_code = 130;
 constexpr std::string_view script_prefix = "artesian_tokenize: ";
 constexpr std::string_view error_prefix = "artesian_tokenize: error: ";
 
-/// The fault of a process, in its own words.
+/// The fault of a process, with its message.
 struct Fault {
   std::string text;
-  bool of_script = false;  // by itself: the Python is one that works
+  bool of_script = false;  // the script itself failed, with a Python that works
 };
 
-/// The lines of the script's stderr: progress and notes are logged, and the line that tells best
-/// why it failed is kept (its own error, else the last line that is not its own).
+/// Lines of the script's stderr: progress and notes are logged, and the line that best explains a
+/// failure is kept (the script's own error, else its last other line).
 class Output {
  public:
   void take(std::string_view bytes) {
@@ -68,8 +68,8 @@ class Output {
   Fault fault_;
 };
 
-/// Reads until the script ends. `stopped` is asked all the time, as a signal may come just before a
-/// read that then waits; once it says so, the script is told to end.
+/// Reads until the script ends. Polls `stopped` all the time, as a signal may arrive just before a
+/// blocking read; once it returns true, the script is told to end.
 Fault follow(int descriptor, pid_t process, const std::function<bool()>& stopped) {
   constexpr int ask_ms = 100;
   Output output;
@@ -98,8 +98,9 @@ int wait_for(pid_t process) {
   return status;
 }
 
-/// Starts the program with stdout and stderr going into `output`; it ends with us, whatever ends
-/// us. Returns errno, 0 if it runs. (posix_spawn cannot do the former.)
+/// Starts the program with stdout and stderr redirected to `output`; the program ends when this
+/// process ends. Returns errno, or 0 if it runs. (posix_spawn cannot tie the program to this
+/// process.)
 int spawn(std::vector<std::string> words, int output, pid_t& process) {
   std::vector<std::string> variables = script_environment();
   const std::vector<char*> arguments = pointers_to(words);
@@ -113,7 +114,7 @@ int spawn(std::vector<std::string> words, int output, pid_t& process) {
   if (process < 0) return errno;
   if (process == 0) {  // only async-signal-safe calls after a fork in a threaded process
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // the parent has ended meanwhile
+    if (::getppid() != parent) ::_exit(interrupted_exit_code);  // the parent has already ended
     ::dup2(output, STDOUT_FILENO);
     ::dup2(output, STDERR_FILENO);
     ::execvpe(arguments[0], arguments.data(), environment.data());
@@ -132,7 +133,8 @@ int spawn(std::vector<std::string> words, int output, pid_t& process) {
   return failure;
 }
 
-/// Says what to do about it: the script knows of its own faults, the room of our folder aside.
+/// Tells what to do. The script's messages cover its own faults, except a lack of space in our
+/// folder.
 std::string advice(const Fault& fault, const std::string& folder) {
   if (!fault.of_script) {
     return "; set ARTESIAN_PYTHON to a Python that has artesian_tokenize and tokenizers, or give a "

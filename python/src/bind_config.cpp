@@ -29,7 +29,7 @@ Config parse(const std::string& text, const std::string& path,
   return value_or_raise(zero3::parse_config(text, path, arguments));
 }
 
-/// A JSON value as Python's json makes it.
+/// Converts a JSON value as Python's json module does.
 py::object to_python(const zero3::JsonValue& value) {
   using Kind = zero3::JsonValue::Kind;
   switch (value.kind) {
@@ -57,7 +57,7 @@ py::object read_json(const std::string& text, const std::string& path) {
   return to_python(value_or_raise(zero3::read_json(text, path)));
 }
 
-/// The folder for what is on NVMe, or None.
+/// The folder for state on NVMe, or None.
 std::optional<std::string> nvme_path_of(const Config& config) {
   for (const auto& offload : {config.zero.offload_param, config.zero.offload_optimizer}) {
     if (offload.device == zero3::Offload::Nvme) return offload.nvme_paths.front();
@@ -114,7 +114,7 @@ void bind_config(py::module_& module) {
                              })
       .def_property_readonly("total_num_steps",
                              [](const Config& config) { return config.scheduler.total_num_steps; })
-      .def_property_readonly("rate_ends",  // low, high: those that the config names
+      .def_property_readonly("rate_ends",  // low, high: the rates in the config
                              [](const Config& config) {
                                const zero3::RateEnds ends =
                                    zero3::ends_of(config.scheduler, config.optimizer.lr);
@@ -132,7 +132,7 @@ void bind_config(py::module_& module) {
           },
           py::arg("updates"), py::kw_only(), py::arg("lr"), py::arg("low"), py::arg("high"))
       .def(
-          "betas",  // of OneCycle; None where no momentum is cycled
+          "betas",  // for OneCycle; None if momentum is not cycled
           [](const Config& config, std::uint64_t updates, double low,
              double high) -> std::optional<std::pair<double, double>> {
             const auto betas = zero3::betas_between(config.scheduler, low, high, updates);

@@ -13,8 +13,8 @@
 namespace artesian::python {
 namespace {
 
-/// Ranks of one of PyTorch's process groups, which has a backend for the CPU's memory and is used
-/// by nobody else.
+/// The ranks of a PyTorch process group, which must have a backend for CPU memory and must not be
+/// used by anything else.
 std::shared_ptr<comm::Group> make_group(const py::object& process_group, std::uint32_t local_rank,
                                         std::uint32_t local_ranks, double deadline_seconds) {
   auto* const given = process_group.cast<c10d::ProcessGroup*>();
@@ -31,7 +31,7 @@ std::shared_ptr<comm::Group> make_group(const py::object& process_group, std::ui
   });
 }
 
-/// What the launcher says: rank, ranks, local_rank, local_ranks, address, port.
+/// The launcher's values: rank, ranks, local_rank, local_ranks, address, port.
 py::tuple this_launch() {
   const comm::Launch launch = value_or_raise(comm::this_launch());
   return py::make_tuple(launch.place.rank, launch.place.ranks, launch.place.local_rank,

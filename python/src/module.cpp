@@ -1,5 +1,5 @@
 // The module artesian._C: the engine for Python, a thin layer over zero3/torch/hooked_engine.h. It
-// converts and translates, and decides nothing.
+// only converts values and errors.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -16,15 +16,17 @@ namespace artesian::python {
 namespace {
 
 void set_sink(LogSink sink) {
-  const py::gil_scoped_release released;  // another thread may be in the former one, and need it
+  // Another thread may be running the former function, and need the GIL.
+  const py::gil_scoped_release released;
   set_log_sink(std::move(sink));
 }
 
-/// Lines of the log go to a Python function (level, line), or, with None, to stderr again. When it
-/// returns, no thread is in the former function.
+/// Sends log lines to a Python function (level, line) or, with None, to stderr again. When it
+/// returns, no thread runs the former function.
 void set_log(const py::object& target) {
   if (target.is_none()) return set_sink({});
-  // The last owner may be any thread, and may lack the GIL: what the function is dropped with.
+  // The last owner may be any thread, possibly without the GIL, which is needed to release the
+  // function.
   const auto drop = [](py::object* object) {
     const py::gil_scoped_acquire acquired;
     delete object;
@@ -40,8 +42,8 @@ void set_log(const py::object& target) {
   });
 }
 
-/// A value for each thread, held with the GIL. torch.compile cannot look inside of it: that takes
-/// what a threading.local has for constants.
+/// A value for each thread, protected by the GIL. torch.compile cannot trace into it; it would
+/// treat the values of a threading.local as constants.
 class ThreadLocal {
  public:
   explicit ThreadLocal(py::object initial) : initial_(std::move(initial)) {}

@@ -19,7 +19,7 @@ namespace artesian::tiering {
 namespace {
 
 constexpr auto poll_pause = std::chrono::microseconds(20);
-constexpr int polls_before_pause = 200;  // most waits are for a copy that is about to end
+constexpr int polls_before_pause = 200;  // most waits are for a copy that ends soon
 
 constexpr int capability_major_min = 8;  // cmake/cuda.cmake: sm_80, and PTX for newer ones
 
@@ -29,9 +29,9 @@ Error no_device(const std::string& reason) {
                         "); check nvidia-smi and CUDA_VISIBLE_DEVICES, or compute on the CPU");
 }
 
-/// CUDA has one error for no driver and for one that is too old.
+/// CUDA has a single error for a missing driver and for one that is too old.
 Error no_driver() {
-  constexpr int needed = CUDART_VERSION / 1000;  // one of the same major version will do
+  constexpr int needed = CUDART_VERSION / 1000;  // any driver of the same major version will do
   int version = 0;
   static_cast<void>(cudaDriverGetVersion(&version));
   const std::string found = version == 0 ? "there is no NVIDIA driver"
@@ -61,7 +61,7 @@ Result<void> check_capability(int index) {
 Result<void> CudaDevice::check(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller reports it
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the caller reports the error
   if (status == cudaErrorInsufficientDriver) return no_driver();
   if (status != cudaSuccess) return no_device(cudaGetErrorString(status));
   if (count == 0) return no_device("the driver shows none");
@@ -89,7 +89,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t com
   ARTESIAN_TRY_VOID(device->select());
   device->queue_state(Queue::Compute).stream = compute;
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
-    // Without the default stream's implicit waits: all order is by fences.
+    // Without the default stream's implicit waits: fences make all order.
     ARTESIAN_TRY_VOID(device->done(
         cudaStreamCreateWithFlags(&device->queue_state(queue).stream, cudaStreamNonBlocking),
         "creating a stream"));
@@ -123,12 +123,12 @@ CudaDevice::~CudaDevice() {
   for (cudaEvent_t event : free_events_) static_cast<void>(cudaEventDestroy(event));
 }
 
-/// Makes the device this thread's: LibTorch or a caller may have chosen another one.
+/// Makes the device this thread's current one, as LibTorch or a caller may have chosen another.
 Result<void> CudaDevice::select() const {
   return done(cudaSetDevice(index_), "choosing the device");
 }
 
-/// With the device's name, and what may have done it.
+/// Adds the device's name and possible causes.
 Error CudaDevice::explained(Error error, cudaError_t status) const {
   error.message = name() + ": " + error.message;
   if (status == cudaErrorIllegalAddress) {
@@ -137,21 +137,23 @@ Error CudaDevice::explained(Error error, cudaError_t status) const {
   return error;
 }
 
-/// The outcome of a call. An error is the caller's then, not the thread's last one any more.
+/// The result of a call. The error is returned to the caller, and cleared as the thread's last
+/// error.
 Result<void> CudaDevice::done(cudaError_t status, const char* doing) const {
   if (status == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
   return explained(kernels::cuda::from_cuda(status, doing).error(), status);
 }
 
-/// As done, of a kernel.
+/// As done(), for a kernel launch.
 Result<void> CudaDevice::launched(Result<void> outcome) const {
   if (outcome.has_value()) return outcome;
   return explained(std::move(outcome).error(), cudaGetLastError());
 }
 
-/// Waits until nothing that was enqueued uses memory any more; not a second time for a device that
-/// does not answer. False if something may, or the device has failed: it gives nothing back then.
+/// Waits until no enqueued work uses memory any more, but not a second time for a device that does
+/// not answer. False if some work may still use memory, or if the device has failed: memory is then
+/// not freed.
 bool CudaDevice::idle() noexcept {
   const double seconds = wait_seconds();
   if (silent_) set_wait_seconds(0.0);
@@ -180,7 +182,7 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, size);
   if (status == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());  // not a failure of the device: later calls may work
+    static_cast<void>(cudaGetLastError());  // not a failure of the device, so later calls may work
     return out_of_memory(size, free, total);
   }
   ARTESIAN_TRY_VOID(done(status, "allocating the device tier"));
@@ -191,7 +193,7 @@ Result<std::unique_ptr<pinned::Pool>> CudaDevice::create_arena(std::uint64_t byt
                             });
 }
 
-/// Page-locks what lies in no piece yet; one that does is left as it is.
+/// Page-locks the parts that are not in any piece yet.
 Result<void> CudaDevice::register_piece(std::span<std::byte> piece) {
   const auto after = std::upper_bound(
       registered_.begin(), registered_.end(), piece,
@@ -254,7 +256,7 @@ void CudaDevice::unregister_host(std::span<std::byte> range) noexcept {
   static_cast<void>(cudaGetLastError());
 }
 
-/// Counts the bytes from `host` on that are page-locked as one piece, or of which none is.
+/// Counts the bytes from `host` on that belong to one page-locked piece, or to none.
 std::uint64_t CudaDevice::bytes_in_one_piece(const std::byte* host,
                                              std::uint64_t bytes) const noexcept {
   const auto next = std::upper_bound(
@@ -350,13 +352,14 @@ Result<cudaEvent_t> CudaDevice::take_event() {
   return event;
 }
 
-/// Takes back the events that have passed. False once one has failed.
+/// Recycles events that have passed. False once one has failed.
 bool CudaDevice::settle(QueueState& state) noexcept {
   while (failure_ == cudaSuccess && !state.pending.empty()) {
     cudaError_t status = cudaSetDevice(index_);
     if (status == cudaSuccess) status = cudaEventQuery(state.pending.front().event);
     if (status == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // "not ready" would be the next launch's error
+      // Otherwise "not ready" would be reported by the next launch.
+      static_cast<void>(cudaGetLastError());
       break;
     }
     if (status != cudaSuccess) {
@@ -415,7 +418,7 @@ bool CudaDevice::ready(DeviceFence fence) noexcept {
   return !settle(own) || fence.sequence <= own.passed;
 }
 
-/// Says of each queue how many of its fences are left, and how long the first of them has been.
+/// Describes, for each queue, how many fences are pending and the age of the first.
 std::string CudaDevice::describe_pending() {
   constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
   const std::uint64_t now_ns = monotonic_ns();

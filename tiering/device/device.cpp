@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::array<Queue, queue_count> queues{Queue::Compute, Queue::ToDevice, Queue::ToHost};
 
-/// True for memory of elements of this size; kernels on a GPU fault on any other.
+/// True if the memory is aligned to elements of this size; otherwise kernels on a GPU fault.
 bool is_aligned(const void* memory, std::uint64_t size) noexcept {
   return memory != nullptr && reinterpret_cast<std::uintptr_t>(memory) % size == 0;
 }

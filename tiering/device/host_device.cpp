@@ -7,7 +7,7 @@
 namespace artesian::tiering {
 
 Result<std::unique_ptr<pinned::Pool>> HostDevice::create_arena(std::uint64_t bytes) {
-  // Whatever fills it, the cores compute with it, many times.
+  // The CPU computes with this memory many times, so it is faulted in first.
   return pinned::Pool::create({.bytes = bytes,
                                .lock = pinned::Lock::Never,
                                .name = "device memory",
@@ -47,7 +47,7 @@ Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dt
                                              const float* grad, DType grad_dtype,
                                              std::uint64_t count, kernels::Accumulate how) {
   check_gradient(acc, acc_dtype, grad);
-  // Infinities and NaNs show in the sum of squares.
+  // Infinities and NaNs are found by the sum of squares.
   static_cast<void>(kernels::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how));
   return {};
 }

@@ -16,7 +16,7 @@
 namespace artesian::tiering {
 namespace {
 
-/// Blanks in mountinfo are written \040.
+/// mountinfo writes blanks as \040.
 std::string unescaped(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -47,16 +47,17 @@ Mount mount_of(const std::string& path, const std::string& root) {
     while (words >> word && word != "-") {
     }
     Mount mount{.point = unescaped(point)};
-    words >> mount.type >> mount.source >> word;  // and the file system's own options follow
+    words >> mount.type >> mount.source >> word;  // followed by the file system's own options
     options += "," + word;
-    const bool closer = mount.point.size() >= best.point.size();  // a later one lies above
+    // A later mount covers an earlier one.
+    const bool closer = mount.point.size() >= best.point.size();
     if (!words || !closer || !is_inside(path, mount.point)) continue;
     std::sscanf(device.c_str(), "%u:%u", &mount.major, &mount.minor);
     for (const std::string_view option : split(options, ',')) mount.options.emplace_back(option);
     best = mount;
   }
   struct stat source {};
-  const bool named = best.major == 0 && best.source.starts_with("/dev/");  // btrfs, for one
+  const bool named = best.major == 0 && best.source.starts_with("/dev/");  // as for btrfs
   if (named && stat(best.source.c_str(), &source) == 0 && S_ISBLK(source.st_mode)) {
     best.major = major(source.st_rdev);
     best.minor = minor(source.st_rdev);

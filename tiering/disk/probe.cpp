@@ -34,7 +34,7 @@ class DiskProbe {
   DiskProbe& operator=(const DiskProbe&) = delete;
 
   Result<void> take_buffers(pinned::Pool& pool) noexcept {
-    ARTESIAN_CHECK(depth_ == 0, depth_);  // once
+    ARTESIAN_CHECK(depth_ == 0, depth_);  // done once
     piece_size_ = std::min(piece_size_max, range_.length);
     while (depth_ == 0) {
       for (BufferLease& buffer : buffers_) {
@@ -56,8 +56,8 @@ class DiskProbe {
   }
 
   Result<DiskSpeed> run(double seconds) noexcept {
-    // The first write into reserved space also turns reserved blocks into written ones, which no
-    // later step pays for: not counted.
+    // The first write to reserved space also converts reserved blocks to written ones, which later
+    // steps need not pay for: it is not counted.
     ARTESIAN_TRY(first_write, pass(aio::Operation::Write, seconds));
     ARTESIAN_CHECK(first_write > 0);
     ARTESIAN_TRY(write, pass(aio::Operation::Write, seconds));
@@ -68,8 +68,8 @@ class DiskProbe {
 
   bool timed_out() const noexcept { return timed_out_; }
 
-  // Gives up what hangs: this object may go, and of the buffers those are lost that the kernel may
-  // still read or write (base/buffer.h, Note [Abandoned memory]).
+  // Abandons hung transfers: this object may be destroyed, and the buffers that the kernel may
+  // still use are lost (base/buffer.h, Note [Abandoned memory]).
   void abandon() noexcept {
     ARTESIAN_CHECK(timed_out_);
     for (aio::Completion& completion : completions_) engine_.abandon(completion);
@@ -77,7 +77,7 @@ class DiskProbe {
 
  private:
   // Bytes per second of one pass, ended early after `seconds`. No pass goes beyond what the first
-  // one wrote: reading reserved space that holds nothing yet costs the disk nothing.
+  // one has written, as reading reserved space without data costs the disk nothing.
   Result<double> pass(aio::Operation operation, double seconds) noexcept {
     const std::uint64_t start_ns = monotonic_ns();
     const auto limit_ns = static_cast<std::uint64_t>(seconds * 1e9);

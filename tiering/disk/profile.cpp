@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* format = "artesian machine profile";
 constexpr std::size_t text_size_max = 1 << 20;
 
-/// Takes fields out of an object, and remembers the first that is not as it must be.
+/// Reads fields of an object, and records the first invalid one.
 class Fields {
  public:
   explicit Fields(const Json& object) : object_(object) {}

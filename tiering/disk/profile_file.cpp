@@ -1,4 +1,4 @@
-// Where machine profiles lie on the disk: see Note [Profile file].
+// The place of machine profiles on the disk: see Note [Profile file].
 #include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>

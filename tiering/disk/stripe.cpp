@@ -12,10 +12,10 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr double equal_from = 0.9;   // a probe of a part of a second is no more exact
+constexpr double equal_from = 0.9;   // a probe of a fraction of a second is not more exact
 constexpr double weight_steps = 64;  // weights are multiples of 1 / 64
 
-/// Bytes per second of moving a byte in and a byte out, on a disk that does one at a time.
+/// Combined rate of reading and writing one byte each, on a disk that does one at a time.
 double both_ways(const DiskSpeed& speed) {
   ARTESIAN_CHECK(speed.read_bytes_per_s > 0 && speed.write_bytes_per_s > 0, speed.read_bytes_per_s);
   return 1.0 / (1.0 / speed.read_bytes_per_s + 1.0 / speed.write_bytes_per_s);
@@ -38,7 +38,8 @@ struct SharedDisk {
   double paths = 0;
 };
 
-/// A shard's segments begin one behind the other at sectors, the first at its begin.
+/// Checks that a shard's segments are contiguous, begin at sectors, and start at the shard's
+/// beginning.
 void check_segments(const std::vector<Segment>& segments, std::uint64_t bytes) {
   ARTESIAN_CHECK(!segments.empty() && segments.front().begin == 0, bytes);
   for (std::size_t index = 0; index < segments.size(); ++index) {
@@ -88,7 +89,7 @@ std::vector<Segment> Striping::place(std::uint32_t volume, std::uint64_t bytes,
   const std::uint64_t before = std::accumulate(given.begin(), given.end(), std::uint64_t{0});
   const std::uint64_t stripe =
       std::max(block_bytes, round_down(options_.stripe_bytes, block_bytes));
-  ARTESIAN_CHECK(stripe % block_bytes == 0, stripe, block_bytes);  // none is cut
+  ARTESIAN_CHECK(stripe % block_bytes == 0, stripe, block_bytes);  // stripes never cut a block
   std::vector<Segment> segments;
   for (std::uint64_t begin = 0; begin < bytes; begin += stripe) {
     const std::uint64_t length = std::min(stripe, bytes - begin);
@@ -110,7 +111,7 @@ std::vector<Segment> Striping::place(std::uint32_t volume, std::uint64_t bytes,
     ARTESIAN_CHECK(given[best] <= payloads_[path], given[best], payloads_[path]);
   }
   const std::uint64_t after = std::accumulate(given.begin(), given.end(), std::uint64_t{0});
-  ARTESIAN_CHECK(after - before == bytes, before, after, bytes);  // each byte once
+  ARTESIAN_CHECK(after - before == bytes, before, after, bytes);  // each byte has one place
   check_segments(segments, bytes);
   return segments;
 }
@@ -121,7 +122,8 @@ std::vector<double> stripe_weights(std::span<const PathDisk> paths) {
   const auto disks = disks_of(paths);
   for (std::size_t index = 0; index < paths.size(); ++index) {
     const SharedDisk& disk = disks.at(paths[index].device);
-    weights[index] = disk.both / disk.paths / disk.paths;  // its mean, for each of those beside
+    // The disk's mean rate, divided among its paths.
+    weights[index] = disk.both / disk.paths / disk.paths;
   }
   const double most = *std::max_element(weights.begin(), weights.end());
   const double least = *std::min_element(weights.begin(), weights.end());

@@ -37,7 +37,7 @@ struct CompareOptions {
   std::string json;
 };
 
-/// The figures of one contestant, one for each repeat.
+/// The figures of one contestant, one per repeat.
 struct Contestant {
   std::vector<double> gb_per_s, cpu_seconds_per_gb, latency_us_p50, latency_us_p99;
 
@@ -114,12 +114,13 @@ class Comparer {
   const char* fio_engine_ = "io_uring";
   bool verified_ = true;
   std::vector<Comparison> comparisons_;
-  std::optional<Progress> progress_ = std::optional<Progress>(std::in_place);  // until the end
+  // Destroyed at the end.
+  std::optional<Progress> progress_ = std::optional<Progress>(std::in_place);
   std::uint64_t begin_ns_ = 0;
   std::uint32_t measured_ = 0;
 };
 
-/// After a measurement, all of which take about as long.
+/// Shows progress after a measurement; all measurements take about as long.
 void Comparer::show(const Comparison& comparison, const char* whose, double gb_per_s) {
   ++measured_;
   const double gone = seconds_since(begin_ns_);
@@ -132,8 +133,8 @@ void Comparer::show(const Comparison& comparison, const char* whose, double gb_p
                    .worth_s = 3});
 }
 
-/// The same interface of the kernel for both. Beside our threads, which have none to themselves,
-/// fio gets the best that there is.
+/// Both use the same kernel interface. For our threads, which fio lacks, fio gets the best one
+/// available.
 const char* fio_engine_for(aio::EngineKind ours) {
   for (const aio::EngineKind kind : {aio::EngineKind::IoUring, aio::EngineKind::Libaio}) {
     const bool same = kind == ours;
@@ -143,8 +144,8 @@ const char* fio_engine_for(aio::EngineKind ours) {
   return "posixaio";
 }
 
-/// fio can only have reserved pages, and we only transparent ones: both are of 2 MiB. Where none
-/// can be reserved, neither is to have them.
+/// fio can only use reserved huge pages, and we only transparent ones, both of 2 MiB. If none can
+/// be reserved, both use small pages.
 Result<void> Comparer::choose_memory() {
   if (options_.memory != "plain") {
     const std::uint64_t bytes =
@@ -213,8 +214,8 @@ FioJob Comparer::job_of(Access access) const {
           .seconds = options_.seconds};
 }
 
-/// fio drops what the page cache has of its file before each job: ours starts as cold, and neither
-/// from what it has yet to write.
+/// fio drops its file's page cache before each job. So our measurement starts equally cold, and
+/// neither benefits from cached or unwritten pages.
 Result<void> Comparer::measure_ours(Comparison& comparison) {
   if (!ground_->direct()) ARTESIAN_TRY_VOID(ground_->drop_cache());
   ARTESIAN_TRY(got, ground_->measure(transfers_of(comparison.access)));
@@ -247,7 +248,7 @@ Result<void> Comparer::run() {
   begin_ns_ = monotonic_ns();
   for (std::uint32_t repeat = 0; repeat < options_.repeats; ++repeat) {
     for (Comparison& comparison : comparisons_) {
-      // Who begins changes: neither always meets the disk that the other has left.
+      // They begin alternately, so that neither always follows the other.
       const bool first = repeat % 2 == 0;
       if (first) ARTESIAN_TRY_VOID(measure_ours(comparison));
       ARTESIAN_TRY_VOID(measure_fio(comparison));
@@ -267,7 +268,7 @@ Json summary(const std::vector<double>& values) {
           {"all", values}};
 }
 
-/// Pair by pair: drift of the disk cancels.
+/// Quotients of pairs, in which drift of the disk cancels.
 std::vector<double> quotients(const std::vector<double>& left, const std::vector<double>& right) {
   std::vector<double> values;
   for (std::size_t index = 0; index < left.size(); ++index) {
@@ -276,7 +277,7 @@ std::vector<double> quotients(const std::vector<double>& left, const std::vector
   return values;
 }
 
-/// fio counts whole milliseconds: of a few blocks it may count none.
+/// fio counts whole milliseconds, so for a few blocks it may count none.
 bool counted_cpu(const Contestant& fio) {
   const auto& values = fio.cpu_seconds_per_gb;
   return std::none_of(values.begin(), values.end(), [](double value) { return value <= 0; });

@@ -16,7 +16,7 @@ struct Setting {
   std::string value;
 };
 
-/// The settings that are to stand in one section of a config.
+/// The settings for one section of a config.
 struct Section {
   const char* name;
   std::vector<Setting> settings;
@@ -32,7 +32,7 @@ Section aio_section(const Settings& settings) {
            {"overlap_events", boolean(settings.overlap_events)}}};
 }
 
-/// A key of ours, and the word that it is to have.
+/// One of our keys, and its value.
 struct Word {
   const char* key;
   std::string value;
@@ -44,13 +44,13 @@ Section our_section(const std::vector<Word>& words) {
   return section;
 }
 
-/// Returns what artesian.polling must say.
+/// Returns the required value of artesian.polling.
 std::string polling_word(const Settings& settings) {
   const bool polls = settings.engine == aio::EngineKind::IoUring;
   return polling_name(polls ? settings.polling : aio::Polling::None);
 }
 
-/// The text of a section whose first line starts behind `"aio": `.
+/// The text of a section whose first line begins after `"aio": `.
 std::string section_text(const Section& section, const std::string& indent) {
   std::string text = "{";
   const char* separator = "";
@@ -92,7 +92,7 @@ const Member* find(const std::vector<Member>& members, const char* key) {
   return nullptr;
 }
 
-/// True if what a config's tree has under the section's name has its settings.
+/// True if the section in a config's tree has these settings.
 bool has_settings(const JsonValue& tree, const Section& section) {
   const auto& wanted = section.settings;
   return std::all_of(wanted.begin(), wanted.end(), [&](const Setting& setting) {
@@ -140,7 +140,7 @@ Result<void> lift_section(OneForm& form, const std::string& path, bool keep) {
   return {};
 }
 
-/// Renames the first of the other names if the right one is free; removes the others.
+/// Renames the first alias if the right name is free; removes the others.
 Result<void> rename_threads(OneForm& form, const std::string& path, const char* other) {
   Scanner scanner(form.text);
   const std::vector<Member> members = scanner.members(scanner.first_value());
@@ -159,7 +159,8 @@ Result<void> rename_threads(OneForm& form, const std::string& path, const char* 
   return {};
 }
 
-/// The config's text with the section's settings: in this section, else in a new one at the end.
+/// The config's text with the section's settings: in the existing section, else in a new one at the
+/// end.
 Result<std::string> with_section(std::string_view text, const std::string& path,
                                  const Section& section) {
   const std::string name = section.name;
@@ -191,7 +192,7 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   }
   match_newlines(text, edits);
   std::string edited = apply_edits(text, std::move(edits));
-  // Writes nothing unless the edited text reads as intended.
+  // Checks that the edited text parses as intended before it is written.
   auto again = zero3::read_json(edited, path);
   if (!again) return not_found(path, name);
   const JsonValue* got = again->find(section.name);
@@ -199,8 +200,8 @@ Result<std::string> with_section(std::string_view text, const std::string& path,
   return edited;
 }
 
-/// Returns what the section of ours must say for these settings to be used; nothing where it says
-/// so already, or says nothing and need not.
+/// Returns the values needed in our section for these settings to be used; nothing if they are
+/// there already, or not needed.
 Result<std::vector<Word>> words_to_write(std::string_view text, const std::string& path,
                                          const Settings& settings, aio::EngineKind automatic) {
   ARTESIAN_TRY(tree, zero3::read_json(text, path));

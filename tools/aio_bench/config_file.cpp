@@ -1,4 +1,4 @@
-// Editing a config's file in place of its text: see config_edit.h.
+// Editing a config file on the disk: see config_edit.h.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
@@ -31,8 +31,8 @@ Result<std::string> read_text(const std::string& path) {
   return text.str();
 }
 
-/// Gives a new file the owner and the permissions of another one, as far as this user may. A group
-/// that the other one did not have gets no more than all others.
+/// Gives a new file the owner and the permissions of another file, as far as this user may. If the
+/// group cannot be set, the new file's group gets no more than all others.
 Result<void> take_after(int descriptor, const struct stat& other, const std::string& path) {
   struct stat now {};
   if (fchown(descriptor, other.st_uid, other.st_gid) != 0) {
@@ -46,7 +46,7 @@ Result<void> take_after(int descriptor, const struct stat& other, const std::str
   return {};
 }
 
-/// A new file beside, complete and on the disk.
+/// Writes a new file beside the path, completely and durably.
 Result<void> write_new(const std::string& path, const std::string& text, const struct stat& old) {
   ARTESIAN_TRY(file,
                system_files().open(path, {.create = Create::Exclusive, .direct = Direct::Never}));
@@ -65,13 +65,13 @@ Result<std::string> canonical_path(const std::string& given) {
   return failure("cannot find the config", given);
 }
 
-/// Returns the path of a file that is to take the other's place.
+/// Returns the path of a file that will replace the other one.
 std::string path_beside(const std::string& path) {
   return fmt::format("{}.new.{}", path, getpid());
 }
 
-/// Writes into the file itself, where its name cannot be given to another: it is a mount of its
-/// own, or in a sticky folder of somebody else's.
+/// Overwrites the file itself, if it cannot be replaced: it is a mount of its own, or in a sticky
+/// folder of another user.
 Result<void> write_over(const std::string& path, const std::string& text,
                         const std::string& backup) {
   const auto failed = [&] {
@@ -126,7 +126,7 @@ Result<void> check_settings_alone(const std::string& path) {
 Result<void> check_apply_settings(const std::string& given) {
   ARTESIAN_TRY(path, canonical_path(given));
   ARTESIAN_TRY(text, read_text(path));
-  // Tried with some engine, so that whatever forbids to write one is found now.
+  // Tried with some engine, so that anything that prevents writing is found now.
   ARTESIAN_TRY(edited, with_settings(text, given, {}, aio::EngineKind::Threads));
   ARTESIAN_CHECK(!edited.empty());
   struct stat status {};

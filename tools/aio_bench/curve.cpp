@@ -7,7 +7,7 @@
 namespace artesian::bench {
 namespace {
 
-constexpr int passes_min = 3;      // a median of fewer is a single measurement
+constexpr int passes_min = 3;      // with fewer measurements a median is meaningless
 constexpr double overhead = 0.02;  // seconds of a measurement beside its transfers
 
 std::vector<Settings> settings_of(const CurveOptions& options) {
@@ -24,7 +24,7 @@ std::vector<Settings> settings_of(const CurveOptions& options) {
   return found;
 }
 
-/// Returns the seconds that remain of this pass and of the passes after it.
+/// Returns the seconds that remain of this pass and of later passes.
 double seconds_left(const CurveOptions& options, std::span<const double> costs,
                     std::span<const double> rest, double gone, int pass) {
   const auto known =
@@ -78,7 +78,8 @@ Result<std::vector<CurvePoint>> measure_curve(const CurveOptions& options, const
   for (const Settings& settings : settings_of(options)) {
     points.push_back({.settings = settings, .samples = {}});
   }
-  std::vector<double> costs(points.size());  // seconds of each point's last turn; 0: none yet
+  // Seconds of each point's last measurement; 0: none yet.
+  std::vector<double> costs(points.size());
   double gone = 0;
   for (int pass = 0; pass < options.passes; ++pass) {
     const double of_a_pass = std::accumulate(costs.begin(), costs.end(), 0.0);

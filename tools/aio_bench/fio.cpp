@@ -17,7 +17,7 @@
 namespace artesian::bench {
 namespace {
 
-constexpr int descriptor_in_child = 3;  // a low one: there may be few (ulimit -n)
+constexpr int descriptor_in_child = 3;  // a low number, as the limit (ulimit -n) may be low
 
 struct Output {
   std::string text;  // stdout and stderr together
@@ -33,7 +33,7 @@ Error spawn_failure(int system_error) {
                     system_error == ENOENT ? 0 : system_error);
 }
 
-/// Reads all that the child says; ends it when asked to stop.
+/// Reads the child's output to its end; ends the child when asked to stop.
 void read_all(int pipe, pid_t child, const std::atomic<int>& stop, std::string& text) {
   bool told = false;
   while (true) {
@@ -43,7 +43,7 @@ void read_all(int pipe, pid_t child, const std::atomic<int>& stop, std::string& 
     }
     pollfd wanted{.fd = pipe, .events = POLLIN, .revents = 0};
     const int ready = ::poll(&wanted, 1, 100);
-    if (ready <= 0) continue;  // a signal, or nothing yet
+    if (ready <= 0) continue;  // interrupted by a signal, or no output yet
     char piece[4096];
     const ssize_t got = ::read(pipe, piece, sizeof piece);
     if (got > 0) text.append(piece, static_cast<std::size_t>(got));
@@ -60,15 +60,16 @@ struct Start {
   int failed = 0;         // errno of execvp
 };
 
-/// Runs in the parent's memory until the program takes its place: calls of the kernel, no more.
+/// Runs in the parent's memory until execvp replaces it, so it only makes system calls.
 int become_program(void* given) {
   auto& start = *static_cast<Start*>(given);
-  // SIGTERM: fio ends its jobs then, which are processes of their own.
+  // SIGTERM, so that fio ends its jobs, which are separate processes.
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != start.parent) ::_exit(127);
   for (const int number : {SIGINT, SIGTERM, SIGPIPE}) ::signal(number, SIG_DFL);
   if (start.descriptor == descriptor_in_child) {
-    ::fcntl(descriptor_in_child, F_SETFD, 0);  // dup2 would leave it to be closed
+    // A dup2 to the same number would keep the close-on-exec flag.
+    ::fcntl(descriptor_in_child, F_SETFD, 0);
   } else if (start.descriptor >= 0) {
     ::dup2(start.descriptor, descriptor_in_child);
   }
@@ -80,16 +81,16 @@ int become_program(void* given) {
   ::_exit(127);
 }
 
-/// Starts a program that ends with us, whatever ends us, which posix_spawn cannot have. As that
-/// does, without a copy of our memory: what engines have registered of that would be copied.
-/// Returns 0, or errno.
+/// Starts a program that ends when this process ends, which posix_spawn does not support. Like
+/// posix_spawn it avoids copying this process's memory, whose registered parts would have to be
+/// copied. Returns 0 or errno.
 int start_program(Start& start, pid_t& child) {
-  constexpr std::size_t stack_size = 256 << 10;  // execvp puts PATH on it
+  constexpr std::size_t stack_size = 256 << 10;  // execvp puts PATH on the stack
   const auto stack = std::make_unique<std::array<char, stack_size>>();
   start.parent = ::getpid();
   sigset_t all;
   sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &start.signals);  // a handler would run in our memory twice
+  ::pthread_sigmask(SIG_BLOCK, &all, &start.signals);  // a handler would run in the shared memory
   child =
       ::clone(become_program, stack->data() + stack_size, CLONE_VM | CLONE_VFORK | SIGCHLD, &start);
   const int failed = child < 0 ? errno : start.failed;
@@ -133,7 +134,7 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1, 200);
 }
 
-/// Returns fio's error message; without one the last line, which may be the end of its JSON.
+/// Returns fio's error message; if there is none, the last line, which may be the end of its JSON.
 std::string complaint(const std::string& text) {
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -158,6 +159,7 @@ Result<std::string> fio_version(const std::atomic<int>& stop) {
 
 std::vector<std::string> fio_arguments(const FioJob& job) {
   const char* operation = job.access == Access::Mixed ? "rw" : access_name(job.access);
+  // Fio overwrites existing bytes as in our measurement: stamps only, no new contents.
   std::vector<std::string> words{"fio",
                                  "--name=compare",
                                  fmt::format("--filename=/proc/self/fd/{}", descriptor_in_child),
@@ -168,8 +170,8 @@ std::vector<std::string> fio_arguments(const FioJob& job) {
                                  std::string("--ioengine=") + job.engine,
                                  job.direct ? "--direct=1" : "--direct=0",
                                  job.huge_pages ? "--mem=mmaphuge" : "--mem=malloc",
-                                 "--overwrite=1",         // fio writes over existing bytes
-                                 "--scramble_buffers=0",  // as ours: stamps, no new contents
+                                 "--overwrite=1",
+                                 "--scramble_buffers=0",
                                  "--fallocate=none",
                                  "--allow_file_create=0",
                                  "--output-format=json"};
@@ -190,7 +192,7 @@ Result<FioResult> parse_fio(std::string_view output, Access access) {
   const auto refusal = [](const std::string& what) {
     return make_error(ErrorCode::Invalid, "fio's output cannot be read: " + what);
   };
-  const std::size_t begin = output.find('{');  // warnings precede it
+  const std::size_t begin = output.find('{');  // warnings may precede the JSON
   if (begin == std::string_view::npos) return refusal("no JSON in it");
   const auto json = nlohmann::json::parse(output.substr(begin), nullptr, false);
   if (!json.is_object()) return refusal("no JSON in it");

@@ -28,12 +28,12 @@ std::atomic<int> signal_seen = 0;
 
 void on_signal(int number) {
   if (signal_seen.exchange(number) == 0) return;
-  give_back_huge_pages();  // no destructor will run any more
+  give_back_huge_pages();  // destructors do not run
   ::signal(number, SIG_DFL);
   ::raise(number);
 }
 
-/// Asks as the effective user, who will do the writing.
+/// Checks with the effective user, who will write.
 bool writable(const std::string& directory) {
   return faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
 }
@@ -229,7 +229,7 @@ std::string write_target(const std::string& path) {
   for (int links = 0; links < 8 && fs::is_symlink(target, failed); ++links) {
     const fs::path next = fs::read_symlink(target, failed);
     if (failed) break;
-    target = target.parent_path() / next;  // an absolute one stands for itself
+    target = target.parent_path() / next;  // an absolute target replaces the path
   }
   const fs::path resolved = fs::weakly_canonical(fs::absolute(target, failed), failed);
   return failed ? path : resolved.string();
@@ -263,7 +263,8 @@ void note_few_blocks(const aio::EngineOptions& engine, std::uint64_t size) {
 void add_value(CLI::App& app, const char* flag, const char* type, const std::string& description) {
   app.add_option(flag, description)
       ->type_name(type)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+      // Repeated values are counted when they are read.
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void add_switch(CLI::App& app, const char* flag, const std::string& description) {
@@ -287,9 +288,10 @@ void note_signals() noexcept {
   sigaction(SIGTERM, &action, nullptr);
   struct sigaction hang_up {};
   sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // else nohup ignores it
+  // Otherwise nohup's setting is kept.
+  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   ::signal(SIGXFSZ, SIG_IGN);
-  ::signal(SIGPIPE, SIG_IGN);  // a closed stdout shall be an error of the write
+  ::signal(SIGPIPE, SIG_IGN);  // writing to a closed stdout must be an error of the write
 }
 
 bool write_output(const std::string& target, const std::string& text) {

@@ -29,7 +29,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// All of the files once, in full batches, whatever the measurements are to be like.
+/// A pass over all files, in full batches, whatever the later measurements are.
 Transfers one_pass(Access access, Transfers transfers) {
   transfers.access = access;
   transfers.seconds = 0;
@@ -64,8 +64,8 @@ Result<BenchFile> open_new_file(const std::string& directory, Direct direct) {
   return opened;
 }
 
-/// Tries the calls that are made on the file later. A file system that looks files up by their
-/// paths fails them (ENOENT, ESTALE); fio opens the file by its descriptor.
+/// Tries the calls that are made on the file later. File systems that address files by path fail
+/// them (ENOENT, ESTALE); fio opens the file by its descriptor.
 bool works_without_name(File& file) {
   constexpr std::uint64_t tried = 4096;
   const auto lacks_name = [](const Error& error) {
@@ -148,14 +148,14 @@ Result<std::unique_ptr<Ground>> Ground::create(const GroundOptions& options,
     ground->files_.push_back(
         {.file = std::move(file), .size = size, .writers = std::vector<Writer>(granules)});
   }
-  // As a training's pool, so that figures apply to trainings.
+  // Like a training's pool, so that the figures apply to training.
   ARTESIAN_TRY(pool, pinned::Pool::create(
                          {.bytes = options.buffer_bytes,
                           .name = "buffers",
                           .nodes = tiering::nodes_of_host(std::nullopt, options.directories)}));
   ground->pool_ = std::move(pool);
-  ground->pool_->fault_in();  // logs it if they are not on 2 MiB pages
-  // Fills every buffer with the pattern once: later passes change only first words.
+  ground->pool_->fault_in();  // logs a warning if they are not on 2 MiB pages
+  // Fills every buffer with the pattern once: later passes change only the first words of sectors.
   const std::span<std::byte> range = ground->pool_->range();
   for (std::uint64_t at = 0; at < range.size(); at += options.granule) {
     ground->pattern_.fill(range.subspan(at, std::min(options.granule, range.size() - at)));
@@ -175,10 +175,10 @@ Result<aio::EngineKind> Ground::kind_of(const Transfers& transfers) const {
 
 Result<std::unique_ptr<aio::Engine>> Ground::make_engine(const Transfers& transfers) const {
   aio::EngineOptions options = transfers.engine;
-  options.stop_seconds = 1;  // a Sweep has waited for all transfers
+  options.stop_seconds = 1;  // a Sweep has already waited for all transfers
   auto made = transfers.kind == nullptr ? aio::make_best_engine(options)
                                         : aio::make_engine(*transfers.kind, options);
-  // If the limit of locked memory refused the pool, which was logged, it refuses this, too.
+  // If the limit on locked memory refused the pool, which was logged, it refuses this as well.
   if (made && pool_->statistics().locked) {
     const std::span<std::byte> ranges[] = {pool_->range()};
     (*made)->register_memory(ranges);
@@ -204,7 +204,7 @@ Result<void> Ground::fill(const Transfers& transfers, const PassWatch& watch) {
 
 Result<void> Ground::drop_cache() {
   for (const WorkFile& file : files_) {
-    ARTESIAN_TRY_VOID(file.file->sync());  // dirty pages would remain cached
+    ARTESIAN_TRY_VOID(file.file->sync());  // dirty pages would stay in the cache
     posix_fadvise(file.file->descriptor(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return {};
@@ -221,7 +221,7 @@ Result<bool> Ground::all_right(const Transfers& transfers, const PassWatch& watc
 
 namespace {
 
-/// Returns the polling in effect for these transfers; only direct ones poll for completions.
+/// Returns the polling in effect for these transfers; only direct transfers poll for completions.
 aio::Polling polling_of(const aio::Engine& engine, const aio::EngineStatistics& statistics) {
   const aio::Polling polling = engine.polling();
   if (!aio::polls_completion(polling) || statistics.blocks_direct != 0) return polling;
@@ -253,8 +253,8 @@ Result<Measurement> Ground::measure(const Transfers& transfers, const Watch& wat
     if (watch) watch(result);
   }));
   result.seconds = static_cast<double>(sweep.end_ns() - begin_ns) * 1e-9;
-  // What marks buffers is no transfer: what marked them for the first pass is not counted, either.
-  // Nor is what looks on: fio's parent process does that, and counts its jobs alone.
+  // Marking buffers is not counted as part of a transfer, as it is not for the first pass either.
+  // Neither is checking progress: fio's parent process does that, and fio counts only its jobs.
   const double others = sweep.marking_cpu_seconds() + sweep.watching_cpu_seconds();
   result.cpu_seconds = std::max(0.0, cpu_seconds() - cpu_before - others);
   pass_next_ += sweep.laps();

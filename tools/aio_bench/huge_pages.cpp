@@ -35,7 +35,7 @@ std::uint64_t free_pages() {
   return 0;
 }
 
-/// Holds what a handler of signals can use: no memory is allocated.
+/// Data used by a signal handler, which must not allocate memory.
 std::array<char, 4096> taken_setting;
 std::array<char, 24> taken_before;
 std::atomic<bool> pages_taken = false;

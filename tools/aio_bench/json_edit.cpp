@@ -5,7 +5,7 @@
 namespace artesian::bench {
 namespace {
 
-/// Returns what ends the line that begins the text: "\r\n" in files of Windows.
+/// Returns the line end of the text's first line: "\r\n" in Windows files.
 std::string newline_of(std::string_view text) {
   const std::size_t at = text.find('\n');
   return at != std::string_view::npos && at > 0 && text[at - 1] == '\r' ? "\r\n" : "\n";
@@ -17,13 +17,13 @@ std::string with_newlines(const std::string& text, const std::string& newline) {
   return result;
 }
 
-/// The text behind the last member of an object, on its line.
+/// The text after the last member of an object, on its line.
 struct Tail {
   std::size_t line_end = std::string_view::npos;  // npos: the brace is on the same line
   bool comma = false;
 };
 
-/// A comment there is about that member: what is added comes behind it, on a line of its own.
+/// A comment there belongs to that member: new members are added after it, on a new line.
 Tail tail_of(std::string_view text, std::size_t at, std::size_t close) {
   Tail tail;
   while (at < close) {
@@ -44,8 +44,8 @@ Tail tail_of(std::string_view text, std::size_t at, std::size_t close) {
   return tail;
 }
 
-/// The end of what goes with a member that others follow: its comma, what else its line says of it,
-/// and the blanks up to what comes next, which may be a comment.
+/// The end of the text removed with a member that is not the last: its comma, the rest of its line,
+/// and blanks up to the next token or comment.
 std::size_t end_of_removal(std::string_view text, const Member& member, const Member& next) {
   constexpr const char* blanks = " \t\r\n";
   const std::size_t comma = Scanner(text).next(member.end);

@@ -1,5 +1,5 @@
-// aio_bench: how fast this machine moves bytes to and from files through our engines. Here is the
-// choice of the command; each has a file of its own.
+// aio_bench: measures how fast this machine moves bytes to and from files through our engines. This
+// file selects the command; each command has its own file.
 //
 // stdout holds results only; notes and errors go to stderr. Exit codes: 0 done; 2 = knowable before
 // the start; 1 = later; 129, 130, 143 = stopped by SIGHUP, SIGINT, SIGTERM.

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// An error about a flag's file as one line of a fault's form, whatever of that it has already.
+/// Adds an error about a flag's file as one line in the form of a fault.
 void add_refusal(const std::string& what, const std::string& flag, const Error& error,
                  const std::string& allowed, const std::string& fix, Faults& faults) {
   std::string text = error.to_string();
@@ -25,7 +25,7 @@ void add_refusal(const std::string& what, const std::string& flag, const Error& 
                   (complete ? "" : ", allowed " + allowed + "; " + fix));
 }
 
-/// True if both names lead to one file, which each of two writers would take for its own.
+/// True if both paths lead to one file, which two outputs would overwrite.
 bool is_one_file(const std::string& one, const std::string& other) {
   std::error_code failed;
   const auto type = fs::status(one, failed).type();
@@ -51,7 +51,7 @@ void check_distinct(const TuneOutputs& outputs, Faults& faults) {
   }
 }
 
-/// Refuses to overwrite a file that holds more than settings, such as a training's config.
+/// Refuses to overwrite a file that contains more than settings, such as a training's config.
 void check_config_out(const std::string& path, Faults& faults) {
   std::error_code failed;
   if (path.empty() || !fs::is_regular_file(path, failed)) return;

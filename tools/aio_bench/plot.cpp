@@ -29,7 +29,7 @@ struct Mark {
 
 struct Line {
   std::string name;
-  char kind = 'a';  // look: colour, dash and mark
+  char kind = 'a';  // style: colour, dash and marker
   std::vector<Mark> marks;
 };
 
@@ -38,7 +38,7 @@ struct Chart {
   std::string x_title;
   std::vector<std::string> x_labels;
   std::vector<Line> lines;
-  std::size_t chosen = ~std::size_t{0};  // among the x labels
+  std::size_t chosen = ~std::size_t{0};  // index among the x labels
 };
 
 double largest(const Chart& chart) {
@@ -49,7 +49,7 @@ double largest(const Chart& chart) {
   return value;
 }
 
-/// 1, 2 or 5 times a power of ten, so that four to eight of it reach the value.
+/// 1, 2 or 5 times a power of ten, so that four to eight steps reach the value.
 double step_for(double value) {
   const double power = std::pow(10, std::floor(std::log10(std::max(value, 1e-9) / 4)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -74,7 +74,7 @@ std::string mark_svg(char kind, double x, double y, const std::string& tip) {
   }
 }
 
-/// From the least to the greatest that was measured.
+/// A bar from the least to the greatest measured value.
 std::string range_svg(char kind, double x, double low, double high) {
   if (low - high < 1) return "";
   return print("<path class=\"range %c\" d=\"M%.1f %.1fV%.1f\"/>\n", kind, x, low, high);
@@ -217,7 +217,7 @@ Chart latencies_by_block(const PathReport& path, const Settings& chosen) {
   return chart;
 }
 
-/// The settings that differ from the chosen in block size and depth alone.
+/// The settings that differ from the chosen ones only in block size and depth.
 std::vector<const Point*> plane_of(const TuneReport& report) {
   std::vector<const Point*> plane;
   for (const Point& point : report.found.points) {
@@ -229,7 +229,8 @@ std::vector<const Point*> plane_of(const TuneReport& report) {
   return plane;
 }
 
-/// For each block size and depth the best of all; the chosen settings where they are.
+/// The best settings for each block size and depth; at the chosen block size and depth, the chosen
+/// settings.
 std::vector<const Point*> best_by_block_and_depth(const TuneReport& report) {
   std::vector<const Point*> best;
   for (const Point& point : report.found.points) {
@@ -288,7 +289,7 @@ Chart rates_by_depth(const TuneReport& report) {
   return chart;
 }
 
-/// Score by block size and depth: the stronger the ground of a cell, the more GB/s.
+/// Score by block size and depth: darker cells have more GB/s.
 std::string heat_svg(const TuneReport& report, double x0, double y0) {
   const std::vector<const Point*> points = best_by_block_and_depth(report);
   const Settings& chosen = report.found.winner.settings;
@@ -339,7 +340,7 @@ std::string heat_svg(const TuneReport& report, double x0, double y0) {
                    left + (panel_width - left - right) / 2, panel_height - 10);
 }
 
-/// Returns where the bytes of UTF-8 text begin that are no part of another character.
+/// Returns the offsets at which the characters of UTF-8 text begin.
 std::vector<std::size_t> characters(const std::string& text) {
   std::vector<std::size_t> begins;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -348,7 +349,7 @@ std::vector<std::size_t> characters(const std::string& text) {
   return begins;
 }
 
-/// Cuts a long path in its middle, as its ends say most.
+/// Shortens a long path in the middle, as its ends are most informative.
 std::string shortened(const std::string& text, std::size_t characters_max) {
   const auto begins = characters(text);
   if (begins.size() <= characters_max) return text;
@@ -356,8 +357,7 @@ std::string shortened(const std::string& text, std::size_t characters_max) {
   return text.substr(0, begins[half]) + "\u2026" + text.substr(begins[begins.size() - half]);
 }
 
-/// Draws what is above the charts of a path: the path, and under it what must not be cut off with
-/// it.
+/// Draws the text above a path's charts: the path, and below it the parts that must not be cut off.
 std::string path_svg(const PathReport& path, double y) {
   constexpr std::size_t characters_max = 110;  // characters that fit into the picture's width
   const std::string disk =

@@ -23,7 +23,8 @@ std::string fitted(const ProgressLine& line, std::size_t columns) {
   for (const std::string* part : {&line.stage, &line.rate, &line.detail}) {
     if (!part->empty()) text += "  " + *part;
   }
-  return text.substr(0, std::max<std::size_t>(columns, 2) - 1);  // the last column would wrap
+  // A line that fills the last column would wrap.
+  return text.substr(0, std::max<std::size_t>(columns, 2) - 1);
 }
 
 ProgressLine pass_line(const std::string& verb, std::uint64_t size, const Pass& now) {

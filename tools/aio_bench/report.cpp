@@ -87,7 +87,7 @@ Json to_json(const TuneReport& report) {
   return json;
 }
 
-/// Says what the tuning was worth, and whether the next best is really worse.
+/// Describes the gain of tuning, and whether the next best settings are clearly worse.
 std::string worth(const SearchResult& found) {
   std::string text = describe_at_length(found.winner.settings);
   if (found.over_defaults > 0) text += tools::print("; %.2f x the defaults", found.over_defaults);

@@ -46,7 +46,7 @@ RunOptions read_run_flags(const CLI::App& command, Faults& faults, std::string& 
   return options;
 }
 
-/// Shows a bar, and the last second's rate. A single pass shows the larger of reads and writes.
+/// Shows a bar and the last second's rate; for a single pass the larger of reads and writes.
 void show(const RunOptions& options, const Measurement& now, Progress& progress) {
   const Transfers& transfers = options.transfers;
   const std::string stage =
@@ -62,9 +62,8 @@ void show(const RunOptions& options, const Measurement& now, Progress& progress)
                  .detail = {}});
 }
 
-/// Names the slowest second of a measurement of two seconds or more: a disk that others use, or
-/// that slows down when it is warm or its fast cells are full, has a second that is far below the
-/// rest.
+/// Names the slowest second of a measurement of at least two seconds: a disk that is shared, warm,
+/// or has filled its fast cells, has a second far below the others.
 std::string slowest_second(const std::vector<double>& by_second) {
   if (by_second.size() < 2) return "";
   char text[48];
@@ -91,8 +90,8 @@ std::string to_line(const nlohmann::ordered_json& json) {
       json["cpu_seconds"].get<double>(), json["verified"].get<bool>() ? "verified" : "WRONG DATA");
 }
 
-/// Prints to where the flags say: the file first, as whoever reads stdout may be gone. Returns
-/// whether all of that worked.
+/// Prints to the targets in the flags, the file first, as the reader of stdout may be gone. Returns
+/// whether everything was written.
 bool print_result(const std::string& target, const nlohmann::ordered_json& json) {
   const std::string text = json.dump(2) + "\n";
   if (target == "-") return write_output("-", text);

@@ -12,17 +12,18 @@ namespace artesian::bench {
 namespace {
 
 constexpr double measurements_planned = 400;
-constexpr double variation_share = 0.68;  // share of the budget before the finals
+constexpr double variation_share = 0.68;  // share of the budget used before the finals
 constexpr int grid_passes = 2;
 constexpr int head_to_head_min = 7;
 constexpr int head_to_head_max = 15;
 constexpr std::size_t finalists_max = 4;
 constexpr int finalist_passes = 3;
 constexpr int reference_repeats = 3;
-constexpr double in_flight_min = 8 << 20;  // bytes that are always tried
-constexpr double convention = 0.01;        // what another engine or an unusual switch must win by
-constexpr double tie = 0.005;    // scores this close are equal: the one with less in flight wins
-constexpr double fallen = 0.85;  // share of its first rate
+constexpr double in_flight_min = 8 << 20;  // limit of bytes in flight that is always allowed
+constexpr double convention = 0.01;        // gain that another engine or an unusual switch needs
+// Scores this close are equal: the settings with fewer bytes in flight win.
+constexpr double tie = 0.005;
+constexpr double fallen = 0.85;  // share of its first rate below which a disk counts as slowed down
 
 template <typename T>
 std::vector<T> every_second(const std::vector<T>& values, const T& always) {
@@ -117,7 +118,7 @@ class Search {
   Points all_;
   double spent_ = 0;
   std::uint64_t measured_ = 0;
-  std::uint64_t due_ = 0;  // measurements that must still follow, whatever the budget
+  std::uint64_t due_ = 0;  // required measurements still to come, whatever the budget
   const char* stage_ = "";
 };
 
@@ -141,7 +142,7 @@ Result<void> Search::sample_all(Point& point) {
   return {};
 }
 
-/// Measures each point `count` times, there and back again.
+/// Measures each point `count` times, in alternating order.
 Result<void> Search::passes(Points& points, int count) {
   for (int pass = 0; pass < count; ++pass) {
     for (Point& point : points) ARTESIAN_TRY_VOID(sample_all(point));
@@ -199,8 +200,8 @@ Result<void> Search::map() {
   return {};
 }
 
-/// Measures these settings and continues with the best of them, if it beats the current ones by
-/// more than `margin`.
+/// Measures these settings and adopts the best of them if it beats the current ones by more than
+/// `margin`.
 Result<void> Search::choose(const char* stage, const std::vector<Settings>& candidates,
                             double margin) {
   if (!time_left()) return {};
@@ -234,7 +235,7 @@ Result<void> Search::vary(const char* stage, Value Settings::*member,
   return choose(stage, candidates, margin);
 }
 
-/// Larger blocks and fewer of them, or the other way round: along the ridge.
+/// Tries larger blocks with less depth, and smaller blocks with more: along the ridge.
 Result<void> Search::trade() {
   std::vector<Settings> candidates;
   for (const std::uint64_t block : options_.space.block_sizes) {
@@ -277,14 +278,14 @@ Result<void> Search::grid() {
   return {};
 }
 
-/// Counts the settings that differ from the usual ones.
+/// Number of settings that differ from the usual ones.
 int Search::oddities(const Settings& settings) const {
   const Settings& usual = options_.start;
   return (settings.engine != usual.engine) + (settings.single_submit != usual.single_submit) +
          (settings.overlap_events != usual.overlap_events);
 }
 
-/// Returns what the search has come to, the same as usual, and the best of all that it has seen.
+/// Returns the settings found, the same with usual values, and the best of all measured settings.
 std::vector<Point> Search::finalists() const {
   Points seen = all_;
   std::stable_sort(seen.begin(), seen.end(), [](const Point& left, const Point& right) {
@@ -312,8 +313,8 @@ std::vector<Point> Search::finalists() const {
   return chosen;
 }
 
-/// Whom the first of these meets: the best of those that are more usual and no worse by more than
-/// what it must win by; else the next.
+/// The opponent of the first settings: the best of the more usual ones that are within the required
+/// gain; else the next best.
 const Point& Search::opponent(const Points& ranked) const {
   const Point& first = ranked.front();
   for (const Point& each : ranked) {
@@ -323,7 +324,7 @@ const Point& Search::opponent(const Points& ranked) const {
   return ranked[ranked.size() > 1 ? 1 : 0];
 }
 
-/// The ratio of scores, the first's to the second's, below which the second one wins.
+/// The ratio of the first's score to the second's below which the second one wins.
 double Search::least_to_win(const Settings& first, const Settings& second) const {
   const int odder = oddities(first) - oddities(second);
   if (odder > 0) return 1 + convention;
@@ -351,7 +352,7 @@ Result<void> Search::finals(SearchResult& result) {
     if (pair >= head_to_head_min) plan(2, 1);
     Point left{.settings = first.settings, .samples = {}};
     Point right{.settings = second.settings, .samples = {}};
-    // Access by access, and who begins changes: the two see the same disk.
+    // For each access, beginning alternately, so that both see the same disk.
     for (const Access access : accesses) {
       ARTESIAN_TRY_VOID(sample(pair % 2 == 0 ? left : right, access));
       ARTESIAN_TRY_VOID(sample(pair % 2 == 0 ? right : left, access));
@@ -388,7 +389,8 @@ Result<SearchResult> Search::run() {
   plan(finalists_max, finalist_passes);
   plan(2, head_to_head_min);
   ARTESIAN_TRY_VOID(reference(result.drift.read_first, result.drift.write_first));
-  // A queue that takes longer to drain than half a measurement only measures itself.
+  // With a queue that takes longer to drain than half a measurement, the measurement would only
+  // measure the queue.
   const double rate = std::max(result.drift.read_first, result.drift.write_first);
   const std::uint64_t drained = bytes_drained(rate, seconds_);
   result.bytes_in_flight_max = std::min(in_flight_max_, drained);
@@ -438,7 +440,8 @@ std::string describe_at_length(const Settings& settings) {
   const std::uint64_t block = settings.block_size;
   const std::string size = block % (1 << 20) == 0 ? fmt::format("{} MiB", block >> 20)
                                                   : fmt::format("{} KiB", block >> 10);
-  const bool threads = settings.engine == aio::EngineKind::Threads;  // "1 thread, engine threads"
+  // Formats "1 thread, engine threads".
+  const bool threads = settings.engine == aio::EngineKind::Threads;
   return fmt::format("{} blocks, depth {}, {} {}, {}{}{}", size, settings.queue_depth,
                      settings.threads, settings.threads == 1 ? "thread" : "threads",
                      threads ? "engine " : "", engine_kind_name(settings.engine),

@@ -13,7 +13,7 @@
 namespace artesian::bench {
 namespace {
 
-/// How many of the first `count` blocks an operation takes that takes this share of them.
+/// How many of the first `count` blocks belong to an operation with this share.
 std::uint64_t taken(double share, std::uint64_t count) {
   return static_cast<std::uint64_t>(std::floor(static_cast<double>(count) * share + 1e-9));
 }
@@ -102,14 +102,14 @@ Result<void> Sweep::run(const std::function<void()>& watch) {
   const std::uint64_t begin_ns = cpu_ns();
   await_end(watch);
   watching_cpu_ns_ = cpu_ns() - begin_ns;
-  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));  // the last callbacks have but to return
+  ARTESIAN_TRY_VOID(engine_.drain(Deadline{}));  // the last callbacks are about to return
   const std::lock_guard lock(mutex_);
   if (error_) return *error_;
   if (ground_.stop_ != 0) return make_error(ErrorCode::Cancelled, "stopped by a signal");
   return {};
 }
 
-/// Transfers end by themselves: at the end, at an error or on the user's request.
+/// Transfers end by themselves: at the end, after an error, or on the user's request.
 void Sweep::await_end(const std::function<void()>& watch) {
   const double in_flight = static_cast<double>(slots_.size() * transfers_.engine.block_size);
   const double patience = patience_seconds_ + in_flight / 1e8;
@@ -127,7 +127,7 @@ void Sweep::await_end(const std::function<void()>& watch) {
   }
 }
 
-/// The files, too: a call that is stuck may look up their descriptors yet.
+/// Abandons the files as well, as a stuck call may still look up their descriptors.
 void Sweep::give_up(double patience) {
   auto stalled = engine_.drain(Deadline::after_seconds(0));
   if (stalled.has_value()) return;  // the disk has just answered
@@ -188,7 +188,7 @@ void Sweep::mark(Slot& slot, std::uint32_t pass, std::span<std::byte> memory) no
   }
 }
 
-/// Stamps what a block will hold. Of what is written back, the marks stay those that were read.
+/// Stamps a block before it is written. Blocks that are written back keep the marks that were read.
 void Sweep::stamp(Slot& slot, std::span<std::byte> block) noexcept {
   const std::uint64_t granule = ground_.options_.granule;
   Ground::Writer* writer = &file_of(slot.block).writers[offset_of(slot.block) / granule];
@@ -206,7 +206,8 @@ void Sweep::submit(Slot& slot, aio::Operation operation, BufferLease buffer) noe
   if (mixed) priority = aio::Priority::OptimizerRead;
   if (operation == aio::Operation::Write) {
     if (mixed) priority = aio::Priority::WriteBack;
-    // Else buffers that come to the same places in every pass would hide a write that was lost.
+    // Otherwise, if buffers are written to the same places in every pass, a lost write would be
+    // hidden.
     if (!slot.writes_back && slot.marked_pass != slot.pass) {
       const std::uint64_t begin_ns = cpu_ns();
       mark(slot, slot.pass, {buffer.data(), transfers_.engine.block_size});
@@ -238,7 +239,7 @@ void Sweep::finished(Completion&, void* context) noexcept {
 void Sweep::leave() noexcept {
   if (moving_.fetch_sub(1) > 1) return;
   still_ns_ = monotonic_ns();
-  const std::lock_guard lock(mutex_);  // run() is either before its look at moving_ or asleep
+  const std::lock_guard lock(mutex_);  // run() is either before its check of moving_ or asleep
   still_.notify_all();
 }
 

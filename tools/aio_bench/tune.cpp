@@ -29,7 +29,7 @@ constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t granule = 64 << 10;
 constexpr std::uint64_t in_flight_max = 256 * mib;
 constexpr double curves_share = 0.35;      // share of the budget for the curves of all paths
-constexpr double search_share_min = 0.25;  // the least, however long filling the file took
+constexpr double search_share_min = 0.25;  // minimum, however long filling the file took
 
 struct TuneOptions {
   std::vector<std::string> directories;
@@ -38,7 +38,7 @@ struct TuneOptions {
   bool exhaustive = false;
   aio::Polling polling = aio::Polling::None;
   bool saves_profile = true;
-  bool replaces_profile = false;  // one of a longer run, too
+  bool replaces_profile = false;  // even if the existing one is of a longer run
   TuneOutputs outputs;
 };
 
@@ -74,8 +74,8 @@ TuneOptions read_tune_flags(const CLI::App& command, Faults& faults) {
   return options;
 }
 
-/// Says whether these folders are faster together than one of them, as a run that divides its bytes
-/// over them would be. A folder named twice would only be measured twice.
+/// Checks that these folders together are faster than one of them, like a run that divides its
+/// bytes over them. A folder named twice would only be measured twice.
 std::string check_striping(const std::vector<std::string>& directories, Faults& faults) {
   if (directories.size() < 2) return "";
   std::vector<tools::StripedPath> paths;
@@ -94,14 +94,14 @@ class Tuner {
  public:
   explicit Tuner(const TuneOptions& options) : options_(options), start_ns_(monotonic_ns()) {}
 
-  /// `warning`: what is known beforehand, or empty.
+  /// `warning`: a problem known beforehand, or empty.
   Result<TuneReport> run(const std::string& warning);
   /// Returns the best settings found so far, if any.
   std::optional<Point> best_so_far() const;
 
  private:
   void warn(const std::string& text);
-  /// `left_s`: estimated seconds of all that remains.
+  /// `left_s`: estimated seconds of everything that remains.
   void show(const std::string& stage, double left_s, const std::string& rate = "",
             const std::string& detail = "") {
     progress_.show({.stage = stage,
@@ -131,12 +131,12 @@ class Tuner {
   std::unique_ptr<Ground> ground_;
   std::uint64_t in_flight_max_ = 0;
   std::vector<aio::EngineKind> engines_;
-  std::vector<Point> seen_;  // for whoever stops it
+  std::vector<Point> seen_;  // kept for the case that the user stops it
   double bytes_written_ = 0;
   double write_gb_per_s_ = 0;  // recent write rate, for estimating the rest
   bool all_direct_ = true;
   aio::Polling polling_ = aio::Polling::None;  // the polling in effect with io_uring
-  std::optional<Error> refusal_;               // the last, of an engine with these settings
+  std::optional<Error> refusal_;               // the last error of an engine that could not be made
 };
 
 void Tuner::warn(const std::string& text) {
@@ -213,7 +213,7 @@ Result<void> Tuner::prepare() {
     warn(
         "O_DIRECT is not available: figures are partly those of the page cache, which training "
         "would use as well" +
-        (memory ? "" : more));  // there is no disk: such a file fills the memory
+        (memory ? "" : more));  // there is no disk: the file would fill the memory
   }
   const pinned::PoolStatistics pool = ground_->pool().statistics();
   if (!pool.locked) {
@@ -239,8 +239,8 @@ Result<void> Tuner::prepare() {
   });
 }
 
-/// The kernel gives the memory of a ring back a moment after it was closed: where that is limited,
-/// the next ring may have to wait. Settings that it refuses all the same move nothing.
+/// The kernel frees the memory of a ring shortly after it was closed; if that memory is limited,
+/// the next ring may have to wait. Settings that are still refused get a rate of zero.
 Result<Measurement> Tuner::measure_patiently(const Transfers& transfers) {
   constexpr int tries = 50;
   for (int attempt = 0;; ++attempt) {
@@ -297,7 +297,7 @@ void Tuner::remember(const Settings& settings, Access access, const Sample& got)
 std::optional<Point> Tuner::best_so_far() const {
   const auto best =
       std::max_element(seen_.begin(), seen_.end(), [](const Point& left, const Point& right) {
-        return left.score() < right.score();  // next to nothing where one of the three is missing
+        return left.score() < right.score();  // nearly zero if one of the three is missing
       });
   if (best == seen_.end() || best->of(Access::Mixed).empty()) return std::nullopt;
   return *best;
@@ -325,7 +325,7 @@ double Tuner::profile_seconds(std::size_t paths) const {
   return static_cast<double>(paths) * planned_seconds(curve_options(), write_gb_per_s_);
 }
 
-/// Uses the head-to-head figure of the chosen settings everywhere.
+/// Uses the head-to-head figures of the chosen settings everywhere.
 void Tuner::take_up(SearchResult found) {
   for (Point& point : found.points) {
     if (point.settings == found.winner.settings) point.samples = found.winner.samples;
@@ -361,7 +361,7 @@ Result<void> Tuner::search_all() {
   };
   ARTESIAN_TRY(found, search(options, measure));
   take_up(std::move(found));
-  // What took effect, of all of them alike.
+  // The polling in effect, if it is the same for all.
   const auto polling_of = [&](const Settings& settings) {
     return settings.engine == aio::EngineKind::IoUring ? polling_ : aio::Polling::None;
   };
@@ -421,7 +421,7 @@ std::string describe(const tiering::MachineProfile& profile) {
   return text;
 }
 
-/// A try with a small file must not decide how every config without settings runs.
+/// A try with a small file must not determine the settings of all future runs.
 void Tuner::save_profile(PathReport& path) {
   auto file = tiering::machine_profile_path(path.path);
   if (!file) {
@@ -431,7 +431,7 @@ void Tuner::save_profile(PathReport& path) {
   const auto same =
       std::find_if(report_.paths.begin(), report_.paths.end(),
                    [&](const PathReport& each) { return each.profile_file == *file; });
-  if (same != report_.paths.end()) return;  // one disk, and said so
+  if (same != report_.paths.end()) return;  // same disk, which was logged
   if (const auto saved = tiering::load_machine_profile(*file); saved.has_value()) {
     path.replaced = describe(*saved);
     if (!options_.replaces_profile && !path.profile.may_replace(*saved)) {
@@ -467,7 +467,7 @@ Result<TuneReport> Tuner::run(const std::string& warning) {
   return std::move(report_);
 }
 
-/// Whoever stops it is to know what that has left, and what the time was good for.
+/// Tells a user who stops the tuning what was found so far, and what is left behind.
 void say_stopped(const std::optional<Point>& best) {
   std::string text = "stopped; nothing was changed";
   if (best) {
@@ -509,7 +509,7 @@ int tune_command(const CLI::App& command) {
   std::optional<Tuner> tuner(std::in_place, options);
   auto report = tuner->run(one_disk);
   const std::optional<Point> best = tuner->best_so_far();
-  tuner.reset();  // with its progress bar
+  tuner.reset();  // removes its progress bar
   if (!report) {
     if (report.error().code == ErrorCode::Cancelled) say_stopped(best);
     return report_failure(report.error());

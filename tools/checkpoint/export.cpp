@@ -17,9 +17,9 @@
 namespace artesian::tools {
 namespace {
 
-constexpr std::uint64_t piece = 256 * 1024;  // elements that are in memory at once
+constexpr std::uint64_t piece = 256 * 1024;  // elements in memory at a time
 
-/// config.json and the tokenizer's files, as the run had them.
+/// config.json and the tokenizer's files, as saved by the run.
 Result<std::vector<models::ModelFile>> model_files(const zero3::CheckpointReader& reader) {
   const std::string folder = std::string(zero3::model_folder_name) + "/";
   std::vector<models::ModelFile> files;
@@ -31,7 +31,7 @@ Result<std::vector<models::ModelFile>> model_files(const zero3::CheckpointReader
   return files;
 }
 
-/// Names tensors as Hugging Face does, where the model is one that we know.
+/// Gives tensors their Hugging Face names, if the model is a known one.
 Result<std::vector<models::TensorDeclaration>> declare(
     const zero3::CheckpointReader& reader, const std::vector<models::ModelFile>& files) {
   std::optional<models::ModelConfig> config;

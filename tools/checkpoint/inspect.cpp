@@ -26,7 +26,7 @@ struct Inspected {
   std::string tag;
   zero3::CheckpointManifest manifest;
   std::uint64_t bytes = 0;      // bytes of its data files
-  std::vector<Error> damage{};  // found when it was verified
+  std::vector<Error> damage{};  // found by verification
   bool verified = false;
 };
 
@@ -34,7 +34,7 @@ struct Content {
   std::string directory;
   std::string latest;
   std::vector<Inspected> whole;                              // ordered by serial number
-  std::vector<std::pair<std::string, std::string>> damaged;  // tags, with the reasons
+  std::vector<std::pair<std::string, std::string>> damaged;  // tags with reasons
 };
 
 Result<void> read_one(const std::string& directory, const std::string& tag, bool verify,

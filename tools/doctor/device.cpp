@@ -19,9 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 using tiering::BlockDevice;
 
-constexpr std::uint64_t request_enough = 1 << 20;  // bytes: more in one request gains nothing
+constexpr std::uint64_t request_enough = 1 << 20;  // bytes: larger requests gain nothing
 constexpr std::int64_t limit_near = 5000;          // thousandths of a degree
-constexpr std::int64_t limit_max = 150'000;        // above: the disk states none
+constexpr std::int64_t limit_max = 150'000;  // higher values mean that the disk reports no limit
 
 std::string rounded(double value) {
   std::ostringstream text;
@@ -35,7 +35,7 @@ fs::path folder_of(const BlockDevice& disk, const std::string& root) {
   return failed ? fs::path() : found;
 }
 
-/// "none" of "[none] mq-deadline kyber"; of older kernels "none" alone.
+/// "none" in "[none] mq-deadline kyber"; older kernels write only "none".
 std::string chosen(const std::string& words) {
   const auto begin = words.find('[');
   const auto end = words.find(']');
@@ -45,7 +45,7 @@ std::string chosen(const std::string& words) {
 
 /// One direction of a PCIe link.
 struct Link {
-  double gigatransfers = 0;  // a second, on each lane
+  double gigatransfers = 0;  // per second, for each lane
   std::int64_t lanes = 0;
 
   double gb_per_s() const {
@@ -63,8 +63,8 @@ std::optional<Link> link_of(const fs::path& device, const std::string& which) {
   return link.gigatransfers > 0 && link.lanes > 0 ? std::optional(link) : std::nullopt;
 }
 
-/// Returns where the temperature of an NVMe disk is: its controller, or before Linux 5.15 the PCI
-/// device.
+/// Returns the folders with the temperature of an NVMe disk: its controller or, before Linux 5.15,
+/// the PCI device.
 std::vector<fs::path> sensors_of(const fs::path& controller) {
   std::vector<fs::path> sensors;
   for (const fs::path& place : {controller, controller / "hwmon", controller / "device/hwmon"}) {
@@ -115,7 +115,7 @@ Findings examine_link(const BlockDevice& disk, const std::string& root) {
   }
   const auto now = link_of(device, "current");
   const auto most = link_of(device, "max");
-  // Not for what rounding or a register's whim makes of it.
+  // Small differences come from rounding or inexact registers.
   if (!now || !most || now->gb_per_s() > 0.95 * most->gb_per_s()) return {};
   return {{.name = "pcie_link",
            .level = Level::Warn,

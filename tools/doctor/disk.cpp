@@ -33,7 +33,7 @@ using tiering::Mount;
 using tiering::NearestFolder;
 
 constexpr std::uint64_t free_least = std::uint64_t{1} << 30;
-constexpr std::uint64_t full_from = 20;  // warns if less than one part in so many is free
+constexpr std::uint64_t full_from = 20;  // warns if less than one part in this many is free
 constexpr int bytes_per_parameter = 16;  // 2 stored, 12 of state, 2 of spilled gradient
 
 std::string describe(const std::vector<BlockDevice>& disks) {
@@ -58,7 +58,7 @@ Result<std::uint64_t> try_file(const std::string& name, Direct direct) {
   auto file = files.open(name, {.create = Create::Exclusive, .direct = direct});
   if (!file.has_value()) return std::move(file).error();
   constexpr std::size_t length = 4096;
-  alignas(4096) std::array<char, length> source;  // not static: a hanging try may still use it
+  alignas(4096) std::array<char, length> source;  // not static, as a hanging try may still use it
   alignas(4096) std::array<char, length> target;
   source.fill('a');
   target.fill(0);
@@ -122,7 +122,7 @@ std::optional<aio::EngineKind> engine_named(const std::string& name) {
   return std::nullopt;
 }
 
-/// The disks, and what stands between them and this process.
+/// The disks, and the layers between them and this process.
 Findings examine_below(const Mount& mount, std::uint64_t block_size) {
   Findings findings;
   const auto append = [&](Findings more) {
@@ -133,7 +133,8 @@ Findings examine_below(const Mount& mount, std::uint64_t block_size) {
   for (const auto& name : names_in("/sys/devices/system/node")) nodes += name.starts_with("node");
   const auto disks = tiering::disks_below(mount.major, mount.minor);
   const bool local = examine_file_system(mount).level == Level::Ok;
-  // That none can be seen below a network's or a container's file system, its own line says.
+  // Below a network's or a container's file system no disk is visible, which that file system's own
+  // line reports.
   if (!disks.empty() || local) findings.push_back(examine_disks(disks, nodes));
   append(examine_loops(disks));
   append(examine_io_limits(disks));
@@ -141,7 +142,7 @@ Findings examine_below(const Mount& mount, std::uint64_t block_size) {
   return findings;
 }
 
-/// Reports a path where no folder is, and none can be made.
+/// Reports a path that is not a folder, and cannot become one.
 Finding examine_no_place(const std::string& path, bool missing) {
   Finding finding{.name = "path", .level = Level::Fail, .value = "not a folder"};
   finding.meaning = "no swap file can be made there";
@@ -157,7 +158,7 @@ Finding examine_no_place(const std::string& path, bool missing) {
   return finding;
 }
 
-/// Reports a profile with settings: they are as good as the engine with which they were measured.
+/// Reports a profile with settings, which are only useful if its engine is available.
 Finding examine_best(const tiering::MachineProfile& profile, Finding finding,
                      const std::string& command, const TryEngine& attempt) {
   const aio::EngineOptions& best = *profile.best;
@@ -200,7 +201,7 @@ Finding examine_file_system(const Mount& mount) {
 
 Findings examine_mount_options(const Mount& mount) {
   struct Known {
-    const char* option;  // an option; with its value after "=" if it does not end in "="
+    const char* option;  // option, with its value after "="; ending in "=" if any value counts
     const char* type;    // of this file system; empty: of any
     const char* meaning;
     const char* instead;
@@ -275,7 +276,7 @@ Findings examine_loops(const std::vector<BlockDevice>& disks, const std::string&
   Findings findings;
   std::set<std::string> names;
   for (const BlockDevice& disk : disks) {
-    // A loop device of unknown backing stands for its disk.
+    // A loop device with unknown backing counts as its own disk.
     const std::string name = disk.name.starts_with("loop") ? disk.name : disk.loop;
     if (name.empty() || !names.insert(name).second) continue;
     const std::string loop = root + "/sys/block/" + name + "/loop/";
@@ -401,7 +402,7 @@ Findings examine_path(const std::string& path) {
   add(examine_file_system(mount));
   for (Finding& option : examine_mount_options(mount)) add(std::move(option));
   const FileSystemKind kind = tiering::file_system_kind(mount.type);
-  const bool memory = kind == FileSystemKind::Memory;  // one line says it all for these
+  const bool memory = kind == FileSystemKind::Memory;  // one line covers everything for these
   const bool tuned = profile.has_value() && profile->best.has_value();
   if (!memory) {
     const aio::EngineOptions options = tuned ? *profile->best : aio::EngineOptions();

@@ -15,13 +15,13 @@
 namespace artesian::tools {
 namespace {
 
-// The driver's interface, as far as it is used: its values have been the same since CUDA 4 and 8.
+// The used part of the driver's interface; its values have not changed since CUDA 4 and 8.
 constexpr int no_device = 100;
 constexpr int attribute_capability_major = 75;
 constexpr int attribute_capability_minor = 76;
 constexpr int nvlinks_max = 18;
 
-/// A shared library, closed at the end; functions that are not there are null.
+/// A shared library, closed at the end; missing functions are null.
 class Library {
  public:
   explicit Library(const std::string& name) : handle_(dlopen(name.c_str(), RTLD_NOW)) {}
@@ -33,7 +33,7 @@ class Library {
 
   bool loaded() const { return handle_ != nullptr; }
 
-  /// Calls the C function with these arguments; -1 if it is not there.
+  /// Calls the C function with these arguments; -1 if it is missing.
   template <typename... Arguments>
   int call(const char* name, Arguments... arguments) const {
     using Function = int (*)(Arguments...);
@@ -154,7 +154,7 @@ Finding examine_peers(const DriverFacts& facts) {
 
 struct NcclVariable {
   const char* name;
-  const char* values;  // values that switch it off, separated by blanks; "*" is any
+  const char* values;  // values that disable the path, separated by blanks; "*" means any
   const char* meaning;
 };
 
@@ -221,7 +221,7 @@ NcclSettings::NcclSettings(Variable variable, const std::string& home, const std
   read("/etc/nccl.conf", root);
 }
 
-/// As NCCL reads it: no blanks around '=', and nothing is taken off the value.
+/// As NCCL reads it: no blanks around '=', and values are not trimmed.
 void NcclSettings::read(const std::string& file, const std::string& root) {
   std::ifstream lines(root + file);
   for (std::string line; std::getline(lines, line);) {

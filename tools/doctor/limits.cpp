@@ -18,10 +18,11 @@ namespace {
 
 using tiering::BlockDevice;
 
-constexpr std::int64_t threads_least = 128;        // engines, LibTorch's pools, what the user runs
+// For engines, LibTorch's pools, and the user's programs.
+constexpr std::int64_t threads_least = 128;
 constexpr std::int64_t aio_requests_least = 1024;  // four rings of 256
 
-/// A kind of limit, as both versions of control groups name it and as people read it.
+/// A kind of limit, under its names in both versions of control groups and for people.
 struct Kind {
   const char* key;   // key in io.max
   const char* file;  // file of cgroup version 1
@@ -58,7 +59,7 @@ std::string line_of(const std::string& file, const std::string& number) {
   return value_after(file, number + " ");
 }
 
-/// "8:16 rbps=1048576 wbps=max riops=max wiops=max"
+/// Parses "8:16 rbps=1048576 wbps=max riops=max wiops=max".
 std::string limits_of_version_2(const std::string& line) {
   std::string limits;
   std::istringstream words(line);
@@ -83,7 +84,7 @@ void add_version_2(const BlockDevice& disk, const std::string& number, const std
   }
 }
 
-/// The group's own alone: those above do not hold in version 1.
+/// Only the group's own limits, as limits of groups above do not apply in version 1.
 void add_version_1(const BlockDevice& disk, const std::string& number, const std::string& root,
                    Findings& findings) {
   const auto folders = control_group_folders(GroupVersion::One, "blkio", root);

@@ -32,7 +32,7 @@ constexpr const char* more_threads =
     "ulimit -u 4096; for good, a line \"USER - nproc 4096\" in /etc/security/limits.conf; in a "
     "container, a larger pids.max (docker: --pids-limit)";
 
-/// MemAvailable.
+/// Reads MemAvailable.
 std::uint64_t memory_of_machine() {
   const std::string text = value_after("/proc/meminfo", "MemAvailable");
   std::uint64_t kib = 0;
@@ -110,7 +110,8 @@ Finding examine_io_uring() {
 
 Finding examine_memory(std::uint64_t bytes_available, std::uint64_t bytes_of_machine) {
   Finding finding{.name = "memory", .value = format_size(bytes_available) + " available"};
-  const bool grouped = bytes_available < bytes_of_machine / 10 * 9;  // less is other programs
+  // A smaller difference is due to other programs.
+  const bool grouped = bytes_available < bytes_of_machine / 10 * 9;
   if (grouped) {
     finding.value +=
         " within its control group, " + format_size(bytes_of_machine) + " on the machine";
@@ -227,7 +228,7 @@ Finding examine_processor(const std::string& root) {
                               model.empty() ? "not named" : model,
                               known ? std::to_string(CPU_COUNT(&usable)) : "unknown",
                               kernels::active_target_name(), wide.empty() ? "none" : wide);
-  // As zero3/torch/compute_device.cpp has it.
+  // The same rule as in zero3/torch/compute_device.cpp.
   const bool amd = value_after(root + "/proc/cpuinfo", "vendor_id") == "AuthenticAMD";
   const bool gains = wide.find("amx_bf16") != std::string::npos || (amd && !wide.empty());
   finding.meaning = std::string(gains ? "on the CPU bf16 training is computed in bf16"

@@ -59,7 +59,7 @@ std::string to_json(const Findings& findings) {
                     {"fix", finding.fix}});
   }
   const nlohmann::ordered_json whole{{"status", level_name(worst)}, {"findings", list}};
-  // Paths and names of devices may be any bytes.
+  // Paths and names of devices may contain any bytes.
   return whole.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

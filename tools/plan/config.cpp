@@ -10,8 +10,8 @@
 namespace artesian::tools {
 namespace {
 
-constexpr std::uint64_t any_steps = 1000;  // nothing that is planned depends on a learning rate
-constexpr std::uint64_t file_size_max = 1 << 20;  // as read_json() takes
+constexpr std::uint64_t any_steps = 1000;         // no planned figure depends on the learning rate
+constexpr std::uint64_t file_size_max = 1 << 20;  // the limit of read_json()
 
 /// The config's keys as written; nothing if it is unreadable, which zero3::read_config reports.
 std::optional<zero3::Settings> settings_of(const std::string& path) {
@@ -26,7 +26,7 @@ std::optional<zero3::Settings> settings_of(const std::string& path) {
   return zero3::Settings(*root, zero3::UnknownKeys::AreFaults, faults, notes);
 }
 
-/// "auto" is what Hugging Face's trainer puts there.
+/// "auto" gets the value that Hugging Face's trainer would set.
 DeepSpeedBuckets buckets_of(const zero3::Settings& settings, std::uint64_t hidden) {
   DeepSpeedBuckets buckets;
   buckets.overlap_comm = settings.boolean("zero_optimization.overlap_comm");

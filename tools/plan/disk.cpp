@@ -19,7 +19,7 @@ class Finder {
   Finder(const zero3::Config& config, const SwapVolumesOptions& options)
       : config_(config), options_(options) {}
 
-  /// With the speeds that `aio_bench tune` measured; unless it measured all, as assumed.
+  /// With the speeds measured by `aio_bench tune`, or assumed ones unless all were measured.
   SwapVolume find(const std::vector<std::string>& folders) {
     SwapVolume volume{.folders = folders, .disks = {}, .measured_at = {}, .notes = {}};
     std::vector<zero3::SavedProfile> saved(folders.size());
@@ -44,7 +44,7 @@ class Finder {
     return volume;
   }
 
-  /// Once all are found: folders that share a disk get one number for it.
+  /// Called when all are found: folders that share a disk get the same number.
   void join(SwapVolume& volume) const {
     const std::vector<std::uint64_t> groups = tiering::groups_by_disk(names_);
     for (auto& disk : volume.disks) disk.device = groups[disk.device];
@@ -80,7 +80,7 @@ class SpaceFinder {
  public:
   explicit SpaceFinder(FileSystem& files) : files_(files) {}
 
-  /// None where one of them is nowhere.
+  /// Empty if one of them cannot be located.
   std::vector<DiskSpace::Folder> find(const SwapVolume& volume) {
     std::vector<DiskSpace::Folder> folders;
     const auto weights = tiering::stripe_weights(volume.disks);

@@ -23,7 +23,8 @@ bool on_nvme(const zero3::OffloadConfig& offload) noexcept {
   return offload.device == zero3::Offload::Nvme;
 }
 
-/// Bytes of the swap files on each file system: one in each folder, whichever keys lead there.
+/// Bytes of the swap files on each file system: one file per folder, for all keys that name the
+/// folder.
 std::vector<std::uint64_t> taken(const DiskSpace& space, const zero3::Config& config,
                                  const zero3::Placement& placement) {
   std::map<std::string, const Folder*> files;
@@ -93,7 +94,7 @@ bool have_room(const DiskSpace& space, const zero3::Config& config,
   for (std::size_t index = 0; index < left.size(); ++index) {
     left[index] -= std::min(left[index], before[index]);
   }
-  for (const Folder& folder : space.optimizer) {  // one file after the other
+  for (const Folder& folder : space.optimizer) {  // files are reserved one after the other
     std::uint64_t& free = left[folder.file_system];
     const std::uint64_t more = part_of(shadows, folder.share);
     if (more > free / 2) return false;

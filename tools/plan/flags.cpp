@@ -25,7 +25,7 @@ void read_model(FlagReader& reader, PlanOptions& options) {
       reader.number("--params", models::llama_size_min - 1, models::llama_size_max, "70e9");
 }
 
-/// Refuses what only several or separate devices have.
+/// Refuses flags that only apply to several or separate devices.
 void refuse_without_gpus(FlagReader& reader) {
   for (const char* flag :
        {"--nodes", "--device-bandwidth", "--link", "--bus", "--attention-tflops", "--launch"}) {
@@ -41,7 +41,8 @@ void add_plan_flags(CLI::App& plan) {
   const auto value = [&](const char* flag, const char* type, const std::string& description) {
     plan.add_option(flag, description)
         ->type_name(type)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+        // Repeated values are counted when they are read.
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
   value("--model", "DIR", "Hugging Face directory: its config.json alone is read");
   value("--params", "N", "Instead: a Llama shape of about N parameters, such as 70e9");

@@ -10,10 +10,10 @@
 namespace artesian::tools {
 namespace {
 
-constexpr std::uint64_t steps_before = 3;  // recorded steps; the first fetches nothing ahead
+constexpr std::uint64_t steps_before = 3;  // recorded steps; the first one prefetches nothing
 constexpr std::uint64_t steps_measured = 3;
 
-/// Says what a run lacks; empty if it can run.
+/// Describes what a run lacks; empty if it can run.
 std::string lacking(const zero3::Config& config) {
   const zero3::ZeroConfig& zero = config.zero;
   const auto pathless = [](const zero3::OffloadConfig& offload) {
@@ -35,7 +35,7 @@ class Measurement {
                  .samples = config_.micro_batch_size,
                  .length = plan.length}) {}
 
-  /// The median step.
+  /// Returns the median step.
   Result<double> run(const std::string& device) {
     const std::uint64_t tokens = config_.micro_batch_size * plan_.length;
     auto made = zero3::Engine::create(

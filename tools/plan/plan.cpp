@@ -127,8 +127,7 @@ class PlanRun {
     return check_tokens();
   }
 
-  /// Limits these, which are multiplied with each other: far above any batch, and low enough for 64
-  /// bits.
+  /// Limits these factors, which are multiplied: far above any batch, and low enough for 64 bits.
   Result<void> check_tokens() const {
     const double tokens =
         static_cast<double>(plan_.config.train_batch_size) * static_cast<double>(plan_.length);
@@ -168,7 +167,7 @@ class PlanRun {
     return {};
   }
 
-  /// A flag is the key.
+  /// Logs that a flag replaces a key of the config.
   void note_replaced(const std::string& key, std::optional<std::uint64_t> given,
                      std::optional<std::uint64_t> planned) {
     if (!given.has_value() || !planned.has_value() || *given == *planned) return;
@@ -178,7 +177,7 @@ class PlanRun {
          key + ", " + format_size(*given));
   }
 
-  /// Also considers bf16 in place of fp32; its seconds come with the rates.
+  /// Also considers bf16 instead of fp32; its seconds are set with the rates.
   Result<void> choose_compute_dtypes() {
     ARTESIAN_TRY(dtype, run_compute_dtype(plan_.config, plan_.gpu));
     plan_.compute_dtype = dtype;
@@ -217,7 +216,7 @@ class PlanRun {
     return {};
   }
 
-  /// Retries with recomputation, with which many more models fit, and says so.
+  /// Retries with recomputation, with which many more models fit, and logs that.
   Result<PlanFigures> evaluate_recomputing(Result<PlanFigures> refused) {
     PlanCase again = plan_;
     for (const auto& [member, key] :
@@ -236,7 +235,7 @@ class PlanRun {
     return refused;
   }
 
-  /// Checks that one rank runs, on the device that is planned for.
+  /// Checks that there is one rank, on the device that is planned for.
   Result<void> check_measure() const {
     if (!options_.measure || !plan_.gpu) return {};
     if (plan_.ranks == 1) return naming("--measure", zero3::check_device("cuda"));
@@ -259,7 +258,7 @@ class PlanRun {
     return {};
   }
 
-  /// Writes the results before the picture, which can fail.
+  /// Writes the results before the picture, which may fail.
   Result<void> write() {
     const std::string text = options_.json ? plan_json(report_) : plan_text(report_);
     ARTESIAN_TRY_VOID(write_stdout(text));

@@ -16,13 +16,14 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t groups_max = 16;  // micro-batches of a step: more of them are planned alike
+// Most groups of micro-batches per step that are simulated; further ones are extrapolated.
+constexpr std::uint64_t groups_max = 16;
 
 std::uint64_t tokens_of(const PlanCase& plan) {
   return plan.config.micro_batch_size * plan.length;
 }
 
-/// 16-bit parameters are computed with as the case says, others in fp32.
+/// 16-bit parameters use the case's compute dtype, others fp32.
 DType compute_dtype(const PlanCase& plan) {
   return plan.config.param_dtype == DType::Float32 ? DType::Float32 : plan.compute_dtype;
 }
@@ -41,7 +42,7 @@ std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
   return models::micro_batches_at_once(activation_run(plan), inputs);
 }
 
-/// Bytes that activations take beside kept inputs in tiers.
+/// Bytes of activations beside inputs kept in tiers.
 std::uint64_t activations_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {
   return models::activations_of(activation_run(plan), group_of(plan, inputs),
                                 inputs.bytes_in(Tier::Device));
@@ -83,9 +84,9 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   const bool twice = plan.config.activation_checkpointing;
   const double again = twice ? seconds.forward.front() : 0.0;
   seconds.backward.assign(stages, of(&ModelSeconds::block_backward) + again);
-  seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up
+  seconds.forward.front() = seconds.backward.front() = 0.0;  // a look-up takes no time
   seconds.forward.back() = of(&ModelSeconds::head_forward);
-  // UnitGraphs keeps the head's graph where a step is one micro-batch.
+  // UnitGraphs keeps the head's graph if a step is one micro-batch.
   const bool head_twice =
       twice && (plan.config.accumulation_steps > 1 || plan.config.cpu_checkpointing);
   seconds.backward.back() =
@@ -93,8 +94,8 @@ zero3::StageSeconds stage_seconds(const PlanCase& plan) {
   return seconds;
 }
 
-/// Returns the rates that a plan reckons with. Of a config whose parameters are not on NVMe, all
-/// that is there is on the optimizer's disk.
+/// Returns the rates used by a plan. If the config's parameters are not on NVMe, all NVMe bytes are
+/// on the optimizer's disk.
 zero3::Rates rates_of(const PlanCase& plan) {
   zero3::Rates rates = plan.rates;
   if (plan.config.zero.offload_param.device == zero3::Offload::Nvme) return rates;
@@ -106,8 +107,8 @@ zero3::Rates rates_of(const PlanCase& plan) {
 struct Simulated {
   zero3::MovedByKind moved;
   zero3::StepTime time;
-  double clipped_seconds = 0.0;  // PlanFigures'
-  std::uint64_t shadows = 0;     // bytes on NVMe, of an update that may be rolled back
+  double clipped_seconds = 0.0;  // as PlanFigures::clipped_seconds
+  std::uint64_t shadows = 0;     // bytes on NVMe for an update that may be rolled back
 };
 
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement,
@@ -132,7 +133,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   return Simulated{step.moved, std::move(step.time), /*clipped_seconds=*/seconds};
 }
 
-/// Until the last disk is done, as the engine counts it (zero3/plan/prediction.h).
+/// Seconds until the slowest disk is done, as the engine counts them (zero3/plan/prediction.h).
 double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) {
   const auto at = [](std::uint64_t bytes, double rate) {
     return bytes == 0 ? 0.0 : static_cast<double>(bytes) / rate;
@@ -149,7 +150,7 @@ double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) 
   return rates.param_apart ? std::max(one, other) : one + other;
 }
 
-/// By unit, whether it is updated under backward, by a step without.
+/// For each unit, whether it is updated under backward, judged by a step without.
 std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
                                     const Simulated& without, std::uint64_t micro_batches) {
   if (!zero3::may_update_under_backward(plan.config)) return {};
@@ -197,7 +198,7 @@ Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placeme
   return done;
 }
 
-/// b + (b - a) * further, for each figure.
+/// Computes b + (b - a) * further for each figure.
 template <typename T>
 T extend(T a, T b, std::uint64_t further) {
   return b + (b - a) * static_cast<T>(further);
@@ -210,7 +211,7 @@ void extend(zero3::Moved& b, const zero3::Moved& a, std::uint64_t further) {
   }
 }
 
-/// A step of many groups of micro-batches: after the first ones each adds the same.
+/// A step with many groups of micro-batches: after the first groups each adds the same.
 Result<Simulated> simulate(const PlanCase& plan, const zero3::Placement& placement) {
   const std::uint64_t micro_batches = plan.config.accumulation_steps;
   const std::uint64_t group = group_of(plan, placement.inputs);
@@ -237,7 +238,7 @@ double busy(const zero3::StepTime& time, zero3::Resource resource) {
   return time.busy[static_cast<std::size_t>(resource)];
 }
 
-/// Names the busiest resource. A disk that is not duplex counts as one.
+/// Names the busiest resource. A disk that is not duplex counts as one resource.
 std::string bottleneck_of(const PlanCase& plan, const zero3::StepTime& time) {
   std::string name;
   double longest = -1.0;
@@ -276,7 +277,7 @@ void take_time(const PlanCase& plan, PlanFigures& figures) {
                                    static_cast<double>(plan.ranks) * 1000 * 1e-12;
 }
 
-/// Returns what the device tier may take beside these activations.
+/// Returns the memory for the device tier beside these activations.
 Result<std::uint64_t> device_budget(const PlanCase& plan, std::uint64_t activations) {
   if (!plan.gpu_bytes.has_value()) return *plan.device_bytes;
   const std::uint64_t gpu = *plan.gpu_bytes;
@@ -337,8 +338,8 @@ const char* offload_name(zero3::Offload offload) noexcept {
 
 namespace {
 
-/// Pools are taken as large as they are used; gradients of a stage, tensors of LibTorch, count as
-/// the device's. A GPU's activations are not in this memory, nor is its tier.
+/// Pools count with the size that is used; a stage's gradients, which are LibTorch tensors, count
+/// for the device. A GPU's activations and tier are not in this memory.
 Result<void> check_memory(const PlanCase& plan, const PlanFigures& figures) {
   const std::uint64_t tiers = (plan.gpu ? 0 : figures.device.used()) + figures.host.used();
   const std::uint64_t activations = plan.gpu ? 0 : figures.activations;
@@ -369,7 +370,7 @@ zero3::PlacementRequest placement_request(const PlanCase& plan) {
           .activation_bytes = plan.activation_bytes};
 }
 
-/// Decides where everything is, and fills in the figures' memory and notes.
+/// Makes the placement, and fills in memory and notes of the figures.
 Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   for (const auto& parameter : *plan.parameters) figures.elements += parameter.numel();
   zero3::PlacementRequest request = placement_request(plan);
@@ -388,7 +389,7 @@ Result<zero3::Placement> place(const PlanCase& plan, PlanFigures& figures) {
   return placement;
 }
 
-/// As zero3/checkpoint/checkpoints.h saves it, on a disk like the one that holds the state.
+/// Times a save as made by zero3/checkpoint/checkpoints.h, on a disk like the one with the state.
 void take_checkpoint(const PlanCase& plan, const zero3::Placement& placement,
                      PlanFigures& figures) {
   figures.checkpoint =

@@ -1,5 +1,5 @@
-// The part of the planner that asks "what if": single changes, whole strategies, advice. Each
-// answer is a case planned anew.
+// The part of the planner for "what if" questions: single changes, whole strategies, advice. Each
+// answer is a plan of a changed case.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr double gain_min = 0.01;
 constexpr const char* param_device_key = "zero_optimization.offload_param.device";
 constexpr const char* optimizer_device_key = "zero_optimization.offload_optimizer.device";
 
-/// A size as a config has it: rounded up, so that the run gets what was planned.
+/// A size as written in a config: rounded up, so that the run gets what was planned.
 struct WrittenSize {
   explicit WrittenSize(std::uint64_t at_least)
       : bytes(round_up(at_least, std::uint64_t{1} << 20)) {}
@@ -35,7 +35,7 @@ struct WrittenSize {
   const std::uint64_t bytes;
 };
 
-/// As a run of the changed config would choose it.
+/// Chooses as a run of the changed config would.
 void choose_grad_accum_dtype(PlanCase& plan) {
   if (!plan.grad_accum_by_default) return;
   plan.config.grad_accum_dtype = zero3::default_grad_accum_dtype(
@@ -155,7 +155,8 @@ class Changes {
     }
   }
 
-  /// Offered where both gain more than each by itself: what one keeps below, the other waits for.
+  /// Suggested if both together gain more than each alone, as each may need the memory that the
+  /// other frees.
   void try_both_offloads(Offload to) {
     const zero3::ZeroConfig& zero = plan_.config.zero;
     const Offload param = zero.offload_param.device;
@@ -189,7 +190,7 @@ class Changes {
     };
     const std::uint64_t all = now_.elements;
     limit("stage3_max_live_parameters", &zero3::ZeroConfig::max_live_parameters, all);
-    // Between two uses of a unit there are at most the rest of a forward and of a backward.
+    // The reuse distance of a unit is at most the rest of a forward and of a backward.
     limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance, 2 * all);
     limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size, all);
     if (plan_.config.accumulation_steps > 1) offer_activation_memory(plan_.activation_bytes * 2);
@@ -228,8 +229,8 @@ struct Strategy {
   Offload param, optimizer;
 };
 
-// In the order in which they are fast, says DeepSpeed's guide. Stages 0 and 1 are run as stage 2:
-// gradients and optimizer state are always cut among the ranks.
+// In the order of speed given by DeepSpeed's guide. Stages 0 and 1 run as stage 2, as gradients and
+// optimizer state are always divided among the ranks.
 constexpr std::array<Strategy, 7> strategies{{
     {"ZeRO-2", 2, Offload::None, Offload::None},
     {"ZeRO-2, optimizer on cpu", 2, Offload::None, Offload::Cpu},
@@ -240,7 +241,7 @@ constexpr std::array<Strategy, 7> strategies{{
     {"ZeRO-Infinity, optimizer and parameters on nvme", 3, Offload::Nvme, Offload::Nvme},
 }};
 
-/// Micro-batches that cut the same batch: powers of two, and the one of the config.
+/// Micro-batch sizes that divide the same batch: powers of two, and the config's.
 std::vector<std::uint64_t> micro_batches(const PlanCase& plan) {
   const std::uint64_t own = plan.config.micro_batch_size;
   const std::uint64_t batch = own * plan.config.accumulation_steps;
@@ -252,9 +253,9 @@ std::vector<std::uint64_t> micro_batches(const PlanCase& plan) {
   return sizes;
 }
 
-/// With the checkpointing that the config asks for, or more of it where that does not fit or is
-/// slower by 1%: stages that keep their inputs, and inputs that leave the device's memory for the
-/// tiers, which makes room for larger groups of micro-batches.
+/// With the config's checkpointing, or more if that does not fit or is slower by 1%: keeping only
+/// stage inputs, or moving inputs from the device to the tiers, which makes room for larger groups
+/// of micro-batches.
 std::optional<Candidate> best_checkpointing(PlanCase plan, const char* name) {
   std::optional<Candidate> best;
   const auto attempt = [&] {
@@ -274,7 +275,7 @@ std::optional<Candidate> best_checkpointing(PlanCase plan, const char* name) {
   return best;
 }
 
-/// True if it fits without giving up persistence, which a placement does first.
+/// True if it fits without reducing persistence, which a placement would do first.
 bool keeps_all(const PlanCase& plan) {
   const auto figures = evaluate(plan);
   if (!figures.has_value()) return false;
@@ -327,7 +328,8 @@ zero3::Config config_of_run(const PlanCase& plan, const Candidate& candidate) {
 
 namespace {
 
-/// DeepSpeed's, by its users' guides: of stages 1 and 2, of which each bucket is in several places.
+/// Advice from DeepSpeed's user guides about the buckets of stages 1 and 2, each of which exists
+/// several times in memory.
 void advise_of_buckets(const PlanCase& plan, std::vector<std::string>& advice) {
   const int stage = plan.config.zero.stage;
   const DeepSpeedBuckets& buckets = plan.buckets;

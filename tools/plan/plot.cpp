@@ -18,8 +18,8 @@ constexpr double plot_width = width - left - right;
 constexpr double memory_top = 112, memory_step = 62;
 constexpr double time_top = memory_top + 3 * memory_step + 60;
 
-// The kinds of memory_rows have the first looks; what concerns parameters, gradients and optimizer
-// state has one colour in both halves.
+// Kinds in memory_rows use the first styles; parameters, gradients and optimizer state have the
+// same colour in both halves.
 constexpr const char* work_names[] = {"parameters come",   "gradients, norm", "optimizer", "",
                                       "forward, backward", "kept inputs"};
 
@@ -34,12 +34,12 @@ int look_of(Kind kind) {
   }
 }
 
-/// Prints all digits of 1000 and more, as %g shows only some of them, with an exponent.
+/// Prints all digits of numbers from 1000 on, where %g would print an exponent.
 std::string figure(double value, int digits = 4) {
   return value < 999.5 ? print("%.*g", digits, value) : print("%.0f", value);
 }
 
-/// 70.12e9, as --params takes it.
+/// Formats 70.12e9, as accepted by --params.
 std::string count(double value) {
   int exponent = 0;
   for (; value >= 999.95; exponent += 3) value /= 1000;
@@ -70,7 +70,7 @@ std::vector<const char*> memory_names() {
   return names;
 }
 
-/// Draws one tier to its own scale: its budget, or its content; for a disk only the content.
+/// Draws one tier to its own scale: its budget or its content; for a disk only the content.
 std::string tier_svg(const TierColumn& column, const TierBytes& tier, double y) {
   const bool fills = column.member != &PlanFigures::nvme;
   const auto scale =
@@ -99,11 +99,11 @@ std::string tier_svg(const TierColumn& column, const TierBytes& tier, double y) 
 
 struct Bar {
   zero3::StepSpan span;
-  double busy = 0.0;  // seconds of it
+  double busy = 0.0;  // busy seconds in it
 };
 
-/// Spans closer than a pixel are one bar, paler the more is empty: a picture of thousands stays
-/// small.
+/// Merges spans closer than a pixel into one bar, paler if there are gaps, so that a picture of
+/// thousands of spans stays small.
 std::vector<Bar> bars_of(std::vector<zero3::StepSpan> spans, double seconds) {
   const double pixel = seconds / plot_width;
   std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
@@ -140,7 +140,7 @@ std::string bar_svg(const Bar& bar, double seconds, double y) {
          " s</title></rect>\n";
 }
 
-/// The largest of 1, 2 and 5 times a power of ten that makes at least four parts.
+/// The largest of 1, 2 and 5 times a power of ten that gives at least four parts.
 double round_step(double seconds) {
   const double power = std::pow(10.0, std::floor(std::log10(seconds / 4)));
   for (const double factor : {5.0, 2.0}) {
@@ -150,7 +150,7 @@ double round_step(double seconds) {
 }
 
 std::string ticks_svg(double seconds, double y) {
-  constexpr double margin = 30;  // a label at the end of the picture ends with it
+  constexpr double margin = 30;  // a label at the picture's end is right-aligned
   const double step = round_step(seconds);
   std::string svg;
   for (int tick = 0; tick * step <= seconds * (1 + 1e-9); ++tick) {

@@ -24,8 +24,8 @@
 namespace artesian::tools {
 namespace {
 
-constexpr double flops_max = 4e11;  // for one run of a stage: seconds on a small machine
-// After a warm-up run; short runs are repeated more often, as other programs spoil some.
+constexpr double flops_max = 4e11;  // per run of a stage: seconds on a small machine
+// After a warm-up run; short runs are repeated more often, as other programs disturb some.
 constexpr int runs_min = 3;
 constexpr int runs_max = 9;
 constexpr double enough_s = 1.0;
@@ -37,7 +37,7 @@ struct StageTime {
   double backward = 0.0;
 };
 
-/// Drops gradients that arrive in parts, whose rounding is no part of the stage's time.
+/// Drops gradients that arrive in parts, as rounding them is not part of the stage's time.
 class NoSink final : public zero3::GradientSink {
  public:
   void add(std::size_t, std::int64_t, const at::Tensor&) override {}
@@ -45,7 +45,7 @@ class NoSink final : public zero3::GradientSink {
 
 class StageProbe {
  public:
-  /// Tiled parameters are `stored`.
+  /// `stored`: dtype of tiled parameters.
   StageProbe(const models::ModelConfig& config, DType dtype, DType stored, std::uint64_t length)
       : module_(models::make_module(config)),
         hidden_(config.hidden),
@@ -53,8 +53,8 @@ class StageProbe {
         stored_(zero3::scalar_type(stored)),
         options_(at::TensorOptions().dtype(zero3::scalar_type(dtype))) {}
 
-  /// Forward through `copies` of the stage, one upon the other, and back, as a run does it: so that
-  /// weights and what backward needs come from memory, not from the caches.
+  /// Runs forward through `copies` of the stage, one after the other, and backward, like a training
+  /// run: so weights and kept activations are read from memory rather than from the caches.
   StageTime run(std::size_t stage, std::uint64_t samples, std::size_t copies) {
     const auto count = static_cast<std::int64_t>(samples);
     std::vector<std::vector<at::Tensor>> weights(copies);
@@ -108,7 +108,7 @@ class StageProbe {
   const at::TensorOptions options_;
 };
 
-/// Floating-point operations per second of a product of the model's width.
+/// Floating-point operations per second of a matrix product with the model's width.
 double probe_product(const models::ModelConfig& config, DType dtype) {
   const auto width = std::min<std::int64_t>(config.hidden, 2048);
   const auto options = at::TensorOptions().dtype(zero3::scalar_type(dtype));
@@ -123,8 +123,8 @@ double probe_product(const models::ModelConfig& config, DType dtype) {
   return 2.0 * 256 * static_cast<double>(width * width) / std::max(best, 1e-9);
 }
 
-/// How many times weights, gradients and activations of the largest stage go into a quarter of what
-/// is free: LibTorch has buffers of its own beside them.
+/// How often weights, gradients and activations of the largest stage fit into a quarter of the free
+/// memory, as LibTorch needs further buffers.
 std::size_t stages_that_fit(const models::ModelConfig& config, DType dtype, std::uint64_t tokens) {
   const auto forward = models::forward_flops_per_token(config, 0);
   const double weights = std::max(forward.block, forward.head) / 2;
@@ -174,7 +174,7 @@ constexpr std::int64_t update_elements_most = 24 << 20;  // 480 MiB: more than c
 constexpr std::int64_t update_elements_least = 1 << 18;
 constexpr std::int64_t update_element_bytes = 20;  // fp32 weight and moments, gradient and result
 
-/// An eighth of what is free, where that is less than caches are best exceeded by.
+/// An eighth of the free memory, if that is less than the preferred size.
 std::int64_t update_elements() {
   const std::uint64_t available = available_memory();
   if (available == 0) return update_elements_most;
@@ -183,12 +183,12 @@ std::int64_t update_elements() {
   return elements / zero3::GroupBlocks::slice * zero3::GroupBlocks::slice;
 }
 
-/// The optimizer's update, slice by slice as a step makes it, of state that only this has.
+/// The optimizer's update, slice by slice as in a step, on state of its own.
 class UpdateProbe {
  public:
   explicit UpdateProbe(std::int64_t elements) : elements_(elements) {}
 
-  /// Seconds of one pass, with or without the checksums of state on NVMe.
+  /// Seconds of one pass, with or without the checksums for state on NVMe.
   double run(bool checksums) {
     std::atomic<std::uint64_t> sum{0};
     const std::uint64_t begin = monotonic_ns();
@@ -249,7 +249,7 @@ ProbedMemory probe_memory() {
     with.push_back(probe.run(/*checksums=*/true));
   }
   const double update = median(std::move(without));
-  // On a machine so busy that they seem to cost nothing, they cost little.
+  // On a busy machine the difference may be zero or negative, so a small minimum is used.
   const double checksums = std::max(median(std::move(with)) - update, update / 20);
   return {.kernels = static_cast<double>(elements) * 28 / update,
           .checksum = static_cast<double>(elements) * 24 / checksums};

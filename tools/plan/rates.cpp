@@ -13,12 +13,12 @@ namespace artesian::tools {
 namespace {
 
 constexpr double giga = 1e9;
-// Assumed where nothing is known, and said so: a PCIe 4 SSD shared by nobody; a 16-bit matrix rate
-// that H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
+// Assumed if nothing is known, which is reported: an unshared PCIe 4 SSD; a 16-bit matrix rate that
+// H100-class GPUs sustain, and an eighth of it in fp32; memory and links of such machines.
 constexpr tiering::DiskSpeed assumed_disk{3.0 * giga, 2.0 * giga};
 constexpr double assumed_gpu_tflops = 400.0;
 constexpr double assumed_attention_share = 0.5;       // share of the products' rate
-constexpr double assumed_launch = 5e-6;               // seconds of the host's thread
+constexpr double assumed_launch = 5e-6;               // seconds of the host's thread, per launch
 constexpr double assumed_memory_speed = 25.0 * giga;  // for one rank of a node
 constexpr double assumed_device_memory = 2000.0 * giga;
 constexpr double assumed_link = 25.0 * giga;
@@ -49,7 +49,7 @@ class Chooser {
     return value;
   }
 
-  /// Says where a key's disks are known, or else are assumed to be.
+  /// Describes the source of a key's disk speeds.
   std::string source_of(const SwapVolume& volume) const {
     std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
     if (!volume.measured_at.empty()) source = "measured by aio_bench tune, " + volume.measured_at;
@@ -92,7 +92,7 @@ class Chooser {
     if (!found.same) choose_param_disk(found);
   }
 
-  /// Parameters have folders of their own. A rate that is given is the one of all disks together.
+  /// Parameters have separate folders. A given rate is the total over all disks.
   void choose_param_disk(const SwapVolumes& found) {
     zero3::Rates& rates = plan_.rates;
     const tiering::DiskSpeed speed = speed_of(found.param);
@@ -187,7 +187,7 @@ class Chooser {
     plan_.compute = seconds;
     if (!plan_.bf16.has_value()) return {};
     plan_.bf16->compute = seconds;
-    if (plan_.bf16->compute_dtype == plan_.compute_dtype) return {};  // no faster here
+    if (plan_.bf16->compute_dtype == plan_.compute_dtype) return {};  // bf16 is not faster here
     ARTESIAN_TRY(in_bf16, probe("compute_bf16", plan_.bf16->compute_dtype, DType::BFloat16));
     plan_.bf16->compute = in_bf16;
     return {};

@@ -44,14 +44,14 @@ constexpr KindRow kinds[] = {{"parameters", "param", &zero3::MovedByKind::param}
                              {"optimizer state", "optimizer", &zero3::MovedByKind::optimizer},
                              {"kept inputs", "input", &zero3::MovedByKind::input}};
 
-/// In DeepSpeed's keys.
+/// In terms of DeepSpeed's keys.
 std::string checkpointing_text(const zero3::Config& config) {
   if (!config.activation_checkpointing) return "";
   return std::string(", activation_checkpointing") +
          (config.cpu_checkpointing ? ".cpu_checkpointing" : "");
 }
 
-/// Prints what of the config decides most.
+/// Prints the config's most important values.
 std::string config_text(const PlanCase& plan) {
   const zero3::Config& config = plan.config;
   const auto place = [](const zero3::OffloadConfig& offload) {
@@ -122,7 +122,7 @@ std::uint64_t checkpoints_at_once(const PlanFigures& figures, std::uint64_t keep
   return figures.checkpoint * (keep + 1);
 }
 
-/// As long as a stop takes at most: the step under way, and a save.
+/// The longest time that a stop takes: the current step, and a save.
 double seconds_after_stop(const PlanFigures& figures) {
   return figures.time.seconds + figures.save_seconds;
 }

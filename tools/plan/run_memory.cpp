@@ -9,13 +9,13 @@
 namespace artesian::tools {
 namespace {
 
-// Of what the process takes beside tiers and activations after this question (docs/memory.md,
-// "The whole process"): what every run takes, and what no run on a usual machine has exceeded.
+// A part of the memory that the process will use beside tiers and activations (docs/memory.md, "The
+// whole process"): the minimum for every run, and the maximum seen on usual machines.
 constexpr std::uint64_t program_least = std::uint64_t{64} << 20;
 constexpr std::uint64_t program_most = std::uint64_t{192} << 20;
 
-/// Warns if the configured budgets exceed the memory. That alone is no fault, since pools take
-/// memory only as they are used.
+/// Warns if the configured budgets exceed the memory. This is not an error, since pools use memory
+/// only as needed.
 void warn_of_budgets(const RunMemory& run, const PlanCase& plan, const PlanFigures& figures) {
   const std::uint64_t device = plan.gpu ? 0 : run.budgets.device;
   const double sum = static_cast<double>(device) + static_cast<double>(run.budgets.host);

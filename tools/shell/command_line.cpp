@@ -40,14 +40,14 @@ std::string describe_extra(const CLI::App& app, const std::string& full) {
   return line;
 }
 
-/// The first word of no option, which is the fault: values of unknown flags follow it.
+/// The first word that is not an option, which is the fault: values of unknown flags follow it.
 std::optional<std::string> first_extra(const CLI::App& app) {
-  if (innermost(app).get_prefix_command()) return std::nullopt;  // refused as a whole
+  if (innermost(app).get_prefix_command()) return std::nullopt;  // its words are refused as a whole
   const auto extras = app.remaining(true);
   return extras.empty() ? std::nullopt : std::optional(describe_extra(app, extras.front()));
 }
 
-/// The library's own text names the flag first: "--steps: 1 required N missing".
+/// The library's message puts the flag first: "--steps: 1 required N missing".
 std::string describe_mismatch(const std::string& text) {
   const std::string name = text.substr(0, text.find_first_of(": "));
   const std::string flag = (name.starts_with("-") ? "" : "--") + name;
@@ -56,8 +56,8 @@ std::string describe_mismatch(const std::string& text) {
                          : ": got a value, allowed none; drop it");
 }
 
-/// In the order that the library takes. "--flag=" becomes a flag and an empty value: on its own the
-/// library would take the next flag for the value.
+/// The words in reverse, as the library expects. "--flag=" becomes a flag and an empty value, as
+/// the library would otherwise use the next flag as the value.
 std::vector<std::string> reversed_words(int argc, char** argv) {
   std::vector<std::string> words;
   for (int index = 1; index < argc; ++index) {
@@ -71,7 +71,7 @@ std::vector<std::string> reversed_words(int argc, char** argv) {
   return words;
 }
 
-/// Returns the exit code.
+/// Prints text. Returns the exit code.
 int print(const char* program, const std::string& text) {
   const auto printed = write_stdout(text + "\n");
   return printed.has_value() ? 0 : report_error(program, printed.error(), 1);
@@ -87,7 +87,7 @@ std::optional<int> parse_command_line(CLI::App& app, const char* program, int ar
   try {
     app.parse(reversed_words(argc, argv));
   } catch (const CLI::CallForHelp&) {
-    std::string help = app.help();  // help of the chosen command
+    std::string help = app.help();  // help of the selected command
     help.erase(help.find_last_not_of('\n') + 1);
     return print(program, help);
   } catch (const CLI::CallForVersion& version) {

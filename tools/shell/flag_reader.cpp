@@ -12,7 +12,7 @@
 namespace artesian::tools {
 namespace {
 
-// Far above any run, and low enough that products of two stay within 64 bits.
+// Far above any run, and low enough that products of two fit in 64 bits.
 constexpr std::uint64_t count_max = 1'000'000'000;
 
 /// The whole text as a number of type T, or nothing.

@@ -14,26 +14,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int links_max = 40;  // the most links in a chain, as in the kernel
+constexpr int links_max = 40;  // most links in a chain, as in the kernel
 
 bool same_file(const struct stat& left, const struct stat& right) {
   return left.st_dev == right.st_dev && left.st_ino == right.st_ino;
 }
 
-/// Returns where opening the path would make a file.
+/// Returns the path that opening `path` would create.
 fs::path place_of(fs::path path) {
   std::error_code failed;
   for (int link = 0; link < links_max && fs::is_symlink(path, failed); ++link) {
     const fs::path target = fs::read_symlink(path, failed);
     path = target.is_absolute() ? target : path.parent_path() / target;
   }
-  while (path.has_relative_path() && !path.has_filename()) path = path.parent_path();  // "a/"
+  while (path.has_relative_path() && !path.has_filename()) path = path.parent_path();  // for "a/"
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::path folder = fs::weakly_canonical(parent, failed);
   return (failed ? parent : folder) / path.filename();
 }
 
-/// A path as it is now.
+/// A path, as it resolves now.
 class Destination {
  public:
   explicit Destination(const std::string& path)
@@ -41,13 +41,13 @@ class Destination {
 
   bool is_folder() const { return exists_ && S_ISDIR(status_.st_mode); }
   bool is_file() const { return exists_ && S_ISREG(status_.st_mode); }
-  /// One file, or what would become one.
+  /// True if both are one file, or would become one.
   bool is(const Destination& other) const {
     if (exists_ != other.exists_) return false;
     if (exists_) return is_file() && same_file(status_, other.status_);
     return place_of(path_) == place_of(other.path_);
   }
-  /// The name, below this folder, of a file that is `other`.
+  /// The path, below this folder, of a file that is `other`.
   std::optional<std::string> find(const Destination& other) const {
     std::error_code failed;
     fs::recursive_directory_iterator entry(path_, fs::directory_options::skip_permission_denied,
@@ -64,7 +64,7 @@ class Destination {
   bool exists_;
 };
 
-/// If the output would be the file of another flag, returns words that name it; else nothing.
+/// If the output is also the file of another flag, returns text that names that flag; else nothing.
 std::optional<std::string> conflict(const Destination& output, const FlagPath& other) {
   if (other.path.empty()) return std::nullopt;
   const Destination place(other.path);
@@ -75,12 +75,12 @@ std::optional<std::string> conflict(const Destination& output, const FlagPath& o
   return *name + ", a file of " + other.flag;
 }
 
-/// With the effective rights, as opening it has; access() checks the real user's.
+/// Checks with the effective rights, like opening; access() checks those of the real user.
 bool may_use(const std::string& path, int mode) {
   return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
 }
 
-/// errno of what opening the path for writing would meet, or 0.
+/// The errno with which opening the path for writing would fail, or 0.
 int refusal(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {

@@ -20,16 +20,16 @@ namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
 volatile std::sig_atomic_t at_once = 0;
-struct timespec stop_time {};  // written before stop_signal, and once
+struct timespec stop_time {};  // written once, before stop_signal
 
-/// What terminals, batch systems and limits of CPU time send. They often send them twice, or
-/// SIGTERM behind one: of these no second one ends the process.
+/// Signals sent by terminals, batch systems and CPU time limits. They are often sent twice, or
+/// followed by SIGTERM, so a second one does not end the process.
 constexpr std::array soft_signals{SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
 
 void on_stop(int number) {
   if (at_once != 0) ::_exit(128 + number);
   if (number == SIGINT || number == SIGTERM) {
-    ::signal(SIGINT, SIG_DFL);  // a second one, of either kind, ends the process at once
+    ::signal(SIGINT, SIG_DFL);  // a second SIGINT or SIGTERM ends the process at once
     ::signal(SIGTERM, SIG_DFL);
   }
   if (stop_signal != 0) return;
@@ -37,11 +37,11 @@ void on_stop(int number) {
   stop_signal = number;
 }
 
-/// Starts the program again with OMP_WAIT_POLICY in its environment, unless the user has set it.
-/// Waiting threads must sleep: a spinning one slows the progress threads and the compute team
-/// alike. LibTorch's OpenMP reads the variable when it is loaded; a .preinit_array entry of the
-/// program is the only code of ours that runs earlier, and what it sets is lost, as libc takes up
-/// its own environment only after it. No memory is allocated: a sanitizer's may not be ready.
+/// Restarts the program with OMP_WAIT_POLICY in its environment, unless the user has set it.
+/// Waiting threads must sleep, as spinning ones slow down progress threads and compute threads.
+/// LibTorch's OpenMP reads the variable when it is loaded. Only a .preinit_array entry of the
+/// program runs before that, and variables that it sets are lost, as libc initialises its
+/// environment later. No memory is allocated, as a sanitizer's allocator may not be ready.
 void set_passive_waiting(int, char** arguments, char** environment) {
   constexpr char name[] = "OMP_WAIT_POLICY=";
   std::size_t count = 0;
@@ -55,12 +55,12 @@ void set_passive_waiting(int, char** arguments, char** environment) {
   longer[count + 1] = nullptr;
   char program[PATH_MAX];
   const ssize_t length = ::readlink("/proc/self/exe", program, sizeof program - 1);
-  if (length <= 0) return;  // slower, and right
+  if (length <= 0) return;  // slower, but correct
   program[length] = '\0';
   ::execve(program, arguments, longer);
 }
 
-/// Before libraries are initialised: OpenMP is one of them.
+/// Runs before libraries are initialised, of which OpenMP is one.
 void prepare_for_openmp(int count, char** arguments, char** environment) {
   note_process_cpus();
   set_passive_waiting(count, arguments, environment);
@@ -72,10 +72,10 @@ __attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char
 }  // namespace
 
 void set_up_process() {
-  // One arena of malloc's and early mmap: what is freed goes back to the system, so that peak
-  // memory is what is in use and not what was. Large tensors, which come and go in each step, are
-  // not malloc's (zero3/torch/activation_memory.cpp): after the first steps it calls the kernel no
-  // more. NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
+  // Configures malloc with one arena and a low mmap threshold, so that freed memory returns to the
+  // system, and peak memory is what is in use. Large tensors, which are allocated and freed in each
+  // step, do not use malloc (zero3/torch/activation_memory.cpp), so after the first steps malloc no
+  // longer calls the kernel. NOLINTBEGIN(concurrency-mt-unsafe): there is one thread yet
   ::mallopt(M_ARENA_MAX, 1);
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
@@ -83,7 +83,7 @@ void set_up_process() {
   pinned::allow_huge_pages();
   struct sigaction action {};
   action.sa_handler = on_stop;
-  sigemptyset(&action.sa_mask);  // one at a time: the first signal is reported
+  sigemptyset(&action.sa_mask);  // blocks other signals, so that the first one is reported
   for (const int other : {SIGINT, SIGTERM}) sigaddset(&action.sa_mask, other);
   for (const int other : soft_signals) sigaddset(&action.sa_mask, other);
   ::sigaction(SIGINT, &action, nullptr);
@@ -91,10 +91,11 @@ void set_up_process() {
   for (const int soft : soft_signals) {
     struct sigaction before {};
     ::sigaction(soft, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) ::sigaction(soft, &action, nullptr);  // else nohup ignores it
+    // Otherwise nohup's setting is kept.
+    if (before.sa_handler != SIG_IGN) ::sigaction(soft, &action, nullptr);
   }
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not the end
+  ::signal(SIGXFSZ, SIG_IGN);  // exceeding a file-size limit is an error of the write, not a signal
 }
 
 int stop_requested() {

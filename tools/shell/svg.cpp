@@ -43,8 +43,7 @@ std::string svg_escaped(const std::string& text) {
   return result;
 }
 
-/// The words of our pictures take up to 0.59 em a character in DejaVu Sans, which is wide, and 0.63
-/// in bold.
+/// Our texts take at most 0.59 em per character in DejaVu Sans, which is wide, and 0.63 em in bold.
 double svg_text_width(const std::string& text, double font_size) noexcept {
   return 0.65 * font_size * static_cast<double>(text.size());
 }

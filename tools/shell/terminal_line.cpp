@@ -59,7 +59,7 @@ void TerminalLine::write(const std::string& text) const {
   while (done < text.size()) {
     const ssize_t count = ::write(descriptor_, text.data() + done, text.size() - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return;  // it is no terminal
+    if (count < 0) return;  // not a terminal
     done += static_cast<std::size_t>(count);
   }
 }
@@ -73,7 +73,7 @@ void TerminalLine::draw(const std::vector<LineField>& fields) {
   if (!terminal_) return write(fit_line(fields, 0) + "\n");
   const std::size_t columns = terminal_columns(descriptor_);  // the window may have been resized
   const std::lock_guard lock(mutex_);
-  // The last column stays empty: some terminals go to the next line once it is written.
+  // The last column is left empty, as some terminals wrap once it is written.
   drawn_ = fit_line(fields, columns > 1 ? columns - 1 : 1);
   write(clear + drawn_);
 }

@@ -29,14 +29,14 @@ std::string seconds_text(double seconds) {
   return print("%.1f s", seconds);
 }
 
-/// Estimated seconds for writing so many bytes to the folder, by the probe.
+/// Estimated seconds for writing this many bytes to the folder, from the probe.
 double seconds_of(std::uint64_t bytes, const zero3::Engine& engine) {
   const double rate = engine.checkpoints().write_rate();
   ARTESIAN_CHECK(rate > 0.0, rate);
   return static_cast<double>(bytes) / rate;
 }
 
-/// The config.json that a run has left in its checkpoint; empty: none, or none that can be read.
+/// The config.json in a run's checkpoint; empty if there is none that can be read.
 std::string model_config_of(Folder& checkpoint, const zero3::CheckpointManifest& manifest) {
   const std::string folder(zero3::model_folder_name);
   for (const zero3::SavedSideFile& file : manifest.side_files) {
@@ -122,7 +122,7 @@ Result<void> Checkpointing::take_tag(const zero3::FolderContent& content, const 
                                             (other.empty() ? "" : ", such as " + other));
 }
 
-/// The data must be the same, so that the next sample is the next one.
+/// Checks that the data is the same, so that the next sample is the right one.
 Result<void> Checkpointing::check_data(const zero3::SavedTrainer& now) const {
   if (flags_.data_position.has_value() || !saved_.has_value()) return {};
   const zero3::SavedTrainer& saved = *saved_;
@@ -167,7 +167,7 @@ Result<void> Checkpointing::check_model(const std::string& config) const {
   return {};
 }
 
-/// Takes over the checkpoint's state that belongs to the run.
+/// Adopts the run's state from the checkpoint.
 Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest) {
   first_step_ = saved_step_ = manifest.state.step;
   saved_ = manifest.trainer;
@@ -182,7 +182,8 @@ Result<void> Checkpointing::take_over(const zero3::CheckpointManifest& manifest)
   return {};
 }
 
-/// Saving beside checkpoints of another run would end at the first tag that is theirs.
+/// Refuses a folder with another run's checkpoints, as saving there would fail at the first tag of
+/// theirs.
 Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
   const zero3::FolderContent& content = engine.checkpoints().found();
   if (content.found.empty() && content.damaged.empty()) return {};
@@ -198,7 +199,7 @@ Result<void> Checkpointing::check_others(const zero3::Engine& engine) const {
                         "go on from it with --resume, or use another folder");
 }
 
-/// Refuses a run whose checkpoints, as many as there are at once, would not fit.
+/// Refuses a run whose checkpoints, as many as exist at once, would not fit.
 Result<void> Checkpointing::check_room(const zero3::Engine& engine,
                                        std::optional<std::uint64_t> steps_total) const {
   const std::uint64_t total = steps_total.value_or(first_step_ + 1);
@@ -225,17 +226,17 @@ Result<void> Checkpointing::check_room(const zero3::Engine& engine,
                   flags_.keep));
 }
 
-/// Logs which keys differ from the configuration of the checkpoint.
+/// Logs the keys that differ from the checkpoint's configuration.
 void Checkpointing::note_changes(const zero3::CheckpointManifest& manifest) const {
   const auto before = zero3::read_json(manifest.config, "the checkpoint's configuration");
   const auto after = zero3::read_json(identity_.config, "--config");
-  if (!before.has_value() || !after.has_value()) return;  // one that is not known changes nothing
+  if (!before.has_value() || !after.has_value()) return;  // an unknown key has no effect
   for (const std::string& change : zero3::config_changes(*before, *after)) {
     log(LogLevel::Info, "--resume: " + change);
   }
 }
 
-/// The first of those found that is not damaged.
+/// Loads the first of the found checkpoints that is not damaged.
 Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Progress& progress) {
   for (std::size_t index = 0;; ++index) {
     const std::uint64_t begin = monotonic_ns();
@@ -259,7 +260,8 @@ Result<void> Checkpointing::load(zero3::Engine& engine, const zero3::Engine::Pro
   }
 }
 
-/// In the run's own folder, whose lock the engine holds. What hinders it hinders no training.
+/// Renames damaged checkpoints in the run's own folder, whose lock the engine holds. Failures do
+/// not stop the training.
 void Checkpointing::set_damaged_aside() const {
   std::error_code ignored;
   if (flags_.directory.empty() || damaged_.empty() || !flags_.first) return;
@@ -287,7 +289,7 @@ Result<void> Checkpointing::open_folder(zero3::Engine& engine,
   return {};
 }
 
-/// Warns of a folder that makes the training wait.
+/// Warns of a folder that is so slow that training waits.
 void Checkpointing::say_slow_folder(const zero3::Engine& engine) const {
   const std::uint64_t bytes = engine.checkpoints().data_bytes();
   const double rate = engine.checkpoints().write_rate();
@@ -319,7 +321,7 @@ bool Checkpointing::is_due(std::uint64_t step, bool last) const {
   return last || (flags_.every.has_value() && step % *flags_.every == 0);
 }
 
-/// Returns what the last save took, or what its bytes would take.
+/// Returns the duration of the last save, or an estimate from its bytes.
 double Checkpointing::seconds_of_save(const zero3::Engine& engine) const {
   if (save_seconds_ != 0.0) return save_seconds_;
   return seconds_of(engine.checkpoints().data_bytes(), engine);
@@ -330,7 +332,7 @@ bool Checkpointing::must_stop_now(const zero3::Engine& engine, double seconds_mo
   return seconds_more + seconds_of_save(engine) > flags_.grace - seconds_since_stop();
 }
 
-/// True if there is time for a save, also once the run has been asked to stop.
+/// True if there is time for a save, also after a stop was requested.
 bool Checkpointing::has_time(std::uint64_t step, const zero3::Engine& engine) const {
   if (stop_requested() == 0) return true;
   const double needed = seconds_of_save(engine);
@@ -377,7 +379,7 @@ std::uint64_t Checkpointing::steps_without_checkpoint() const noexcept {
 
 void Checkpointing::expect(zero3::Engine& engine, std::uint64_t step) {
   if (saving_.has_value() || !is_due(step, false) || stop_requested() != 0) return;
-  static_cast<void>(engine.expect_checkpoint());  // what hinders it begin_save() meets, too
+  static_cast<void>(engine.expect_checkpoint());  // begin_save() will return the same error
 }
 
 Result<void> Checkpointing::begin_save(zero3::Engine& engine, std::uint64_t step,
@@ -397,7 +399,8 @@ Result<void> Checkpointing::commit_save(zero3::Engine& engine, StepLog& step_log
   zero3::SavedTrainer trainer = identity_.data;
   trainer.next_sample = saving_->next_sample;
   trainer.log_line = step_log.last_line();
-  // Lines of a log that cannot be made durable may be lost with the power; the checkpoint is not.
+  // If the log cannot be made durable, its lines may be lost in a power cut; the checkpoint is
+  // saved anyway.
   auto synced = step_log.sync();
   if (!synced.has_value()) log(LogLevel::Warning, synced.error().to_string());
   saving_->commit_ns = monotonic_ns();
@@ -422,7 +425,7 @@ Result<void> Checkpointing::end_save(const zero3::Engine& engine,
                                      Result<std::optional<zero3::SavedCheckpoint>> finished) {
   const Saving done = *std::exchange(saving_, std::nullopt);
   if (!finished.has_value()) return note_failure(done.step, std::move(finished).error());
-  const zero3::SavedCheckpoint& saved = **finished;  // one was committed
+  const zero3::SavedCheckpoint& saved = **finished;  // it exists, as a save was committed
   failed_in_a_row_ = 0;
   saved_step_ = done.step;
   save_seconds_ = seconds_of(saved.bytes_written, engine) + seconds_since(*done.commit_ns);

@@ -29,7 +29,7 @@ CheckpointFlags read_checkpoint_flags(FlagReader& reader) {
   return flags;
 }
 
-/// Checks the word; whether that GPU exists is checked later.
+/// Checks only the word; whether that GPU exists is checked later.
 std::string read_device(FlagReader& reader) {
   if (!reader.given("--device")) return "cpu";
   std::string device = reader.text("--device");
@@ -45,7 +45,8 @@ void add_train_flags(CLI::App& train) {
   const auto value = [&](const char* flag, const char* type, const std::string& description) {
     return train.add_option(flag, description)
         ->type_name(type)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // counted when they are read
+        // Repeated values are counted when they are read.
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
   const auto flag = [&](const char* name, const std::string& description) {
     train.add_flag(name, description)->disable_flag_override();

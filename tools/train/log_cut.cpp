@@ -15,7 +15,7 @@
 namespace artesian::tools {
 namespace {
 
-/// The step of a line, as the step log writes it.
+/// The step number in a line, as written by the step log.
 std::optional<std::uint64_t> step_of(const std::string& line) {
   constexpr std::string_view begin = R"({"step":)";
   if (!line.starts_with(begin) || !line.ends_with('}')) return std::nullopt;
@@ -36,17 +36,17 @@ Error not_ours(const std::string& path, const std::string& got, std::uint64_t st
                       : fmt::format("the lines of steps up to {}, each once and in order", step)));
 }
 
-/// How a log stands to the step that it is to end with.
+/// The state of a log, relative to the step with which it must end.
 struct Found {
   std::uint64_t lines = 0;
-  std::uint64_t kept = 0;  // bytes: up to that step's line, with it
+  std::uint64_t kept = 0;  // bytes up to and including that step's line
   bool has_last = false;   // that step's line exists
-  bool torn = false;       // the text after it is no line of a step
-  std::uint64_t last = 0;  // step of the last whole line up to there
+  bool torn = false;       // the following text is not a step's line
+  std::uint64_t last = 0;  // step of the last complete line up to there
 };
 
-/// True if this text, and what follows, may be torn lines of steps that will be repeated: the lines
-/// before show that the log is this run's.
+/// True if this text and the rest may be torn lines of steps that will be repeated: the lines
+/// before show that the log belongs to this run.
 bool may_be_torn(const Found& found, std::optional<std::uint64_t> before, const std::string& line,
                  const LogCut& cut) {
   if (cut.step == 0) return before.has_value() || line.find('\0') != std::string::npos;
@@ -65,11 +65,11 @@ Result<Found> look_at(const std::string& path, const LogCut& cut) {
   Found found;
   std::optional<std::uint64_t> before;
   for (std::string line; std::getline(file, line); ++found.lines) {
-    if (file.eof()) break;  // without its end: it was being written
+    if (file.eof()) break;  // no line end: it was being written
     const auto step = step_of(line);
     const std::string where = fmt::format("line {}", found.lines + 1);
     const bool next = step.has_value() && (!before.has_value() || *step == *before + 1);
-    // What a power cut left of lines that were not durable: those up to the step were.
+    // Left by a power cut from lines that were not durable; the lines up to the step were durable.
     found.torn = !next && may_be_torn(found, before, line, cut);
     if (found.torn) break;
     if (!step.has_value()) return not_ours(path, where + ", which is of no step", cut.step);
@@ -102,7 +102,7 @@ bool one_is_missing(const Found& found, const LogCut& cut) {
   return !found.has_last && found.last + 1 == cut.step && !cut.line.empty();
 }
 
-/// Finds what cut_log() goes by, of a file with lines. Errors: as there.
+/// Analyses a log file for cut_log(). Errors: those of cut_log().
 Result<Found> find_cut(const std::string& path, const LogCut& cut) {
   ARTESIAN_TRY(found, look_at(path, cut));
   if (cut.step == 0 && cut.lines_max != 0 && found.lines > cut.lines_max) {
@@ -112,7 +112,7 @@ Result<Found> find_cut(const std::string& path, const LogCut& cut) {
                     found.lines),
         0);
   }
-  const bool all_later = found.kept == 0;  // the log has only steps that will be repeated
+  const bool all_later = found.kept == 0;  // all lines are of steps that will be repeated
   if (cut.step != 0 && !found.has_last && !one_is_missing(found, cut) && !all_later) {
     return not_ours(path, fmt::format("no line of step {}", cut.step), cut.step);
   }
@@ -128,7 +128,7 @@ std::string name_aside(const std::string& path) {
   }
 }
 
-/// Nothing is thrown away that no checkpoint makes superfluous.
+/// Lines that no checkpoint covers are moved, not deleted.
 Result<void> move_aside(const std::string& path) {
   const std::string aside = name_aside(path);
   std::error_code failure;
@@ -144,7 +144,7 @@ Result<void> move_aside(const std::string& path) {
   return {};
 }
 
-/// Keeps the torn part, which may hold more than lines that will be made again.
+/// Keeps the torn part, as it may contain more than lines that will be repeated.
 Result<void> keep_torn(const std::string& path, std::uint64_t from) {
   const std::string aside = name_aside(path);
   std::ifstream file(path, std::ios::binary);

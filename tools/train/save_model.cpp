@@ -24,7 +24,7 @@ Result<void> save_model(zero3::Engine& engine, const models::ModelConfig& model_
   for (std::uint32_t parameter = 0; parameter < parameters; ++parameter) {
     const auto append = [&](std::span<const float> piece) -> Result<void> {
       if (writer == nullptr) return {};
-      // The parameter is its master weight rounded: the same bits as in its home tier.
+      // The parameter is the rounded master weight: the same bits as in its home.
       return writer->append_rounded(parameter, piece);
     };
     ARTESIAN_TRY_VOID(engine.read_master(parameter, append));

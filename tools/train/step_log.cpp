@@ -63,7 +63,7 @@ Result<StepLog> StepLog::open(const std::string& path, Begin begin) {
   return step_log;
 }
 
-/// All of the line, or nothing of it where the file can be cut.
+/// Writes the whole line or, if the file can be cut, nothing.
 bool StepLog::append(const std::string& line) {
   std::size_t done = 0;
   while (done < line.size()) {
@@ -87,7 +87,7 @@ bool StepLog::append(const std::string& line) {
 
 Result<void> StepLog::sync() noexcept {
   if (file_.value() < 0 || ::fdatasync(file_.value()) == 0) return {};
-  if (errno == EINVAL || errno == EROFS) return {};  // a pipe, a terminal
+  if (errno == EINVAL || errno == EROFS) return {};  // a pipe or a terminal, which cannot be cut
   return io_error(path_);
 }
 
@@ -178,7 +178,7 @@ void Progress::saving(std::uint64_t step, std::uint64_t done, std::uint64_t tota
   line_.draw({{fmt::format("saving step {}: {}%", step, percent)}});
 }
 
-/// In a narrow terminal, how far it is and how well it learns come before how fast it is.
+/// In a narrow terminal, progress and loss take precedence over speed.
 std::vector<LineField> Progress::describe(const zero3::StepResult& r,
                                           const std::optional<double>& held_out_loss) const {
   enum Rank : int { Step, Loss, HeldOut, Left, Skipped, Speed, Scale, Nvme, Host, Device };
@@ -301,13 +301,14 @@ void Summary::print(std::FILE* out, const zero3::Budgets& budgets, DeviceMemory 
   if (device == DeviceMemory::OfTheProcess) print_process(out);
 }
 
-/// Prints what the run wrote to NVMe, filling the swap files at its start included: disks wear by
-/// it.
+/// Prints the bytes that the run wrote to NVMe, including the initial filling of the swap files, as
+/// writes wear out disks.
 void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& paths,
                          std::uint32_t ranks) const {
   std::uint64_t own = 0;
   for (const zero3::SwapPathUse& path : paths) own += path.bytes_written;
-  const std::uint64_t at_start = (own - own_written_) * ranks;  // their shares are of one size
+  // All ranks' shares have the same size.
+  const std::uint64_t at_start = (own - own_written_) * ranks;
   const double per_step = static_cast<double>(bytes_written_) / static_cast<double>(steps_);
   std::fprintf(out, "  %-22s %s, of it %s at the start; %.3g TB per 1,000 steps\n",
                "nvme, written in all", format_size(at_start + bytes_written_).c_str(),
@@ -320,10 +321,11 @@ void Summary::print_wear(std::FILE* out, const std::vector<zero3::SwapPathUse>& 
   }
 }
 
-/// Prints what the process's memory is made of. The tiers' gradients are tensors of LibTorch: once.
+/// Prints the parts of the process's memory. The tiers' gradients are LibTorch tensors, and counted
+/// once.
 void Summary::print_process(std::FILE* out) const {
   const zero3::StepResult& r = last_;
-  if (r.peak_program == 0) return;  // not counted
+  if (r.peak_program == 0) return;  // was not measured
   const auto part = [&](const char* name, std::uint64_t bytes) {
     std::fprintf(out, "    %-20s %s\n", name, format_size(bytes).c_str());
   };

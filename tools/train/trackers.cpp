@@ -20,7 +20,7 @@
 namespace artesian::tools {
 namespace {
 
-constexpr int pipe_bytes = 1 << 20;  // thousands of steps
+constexpr int pipe_bytes = 1 << 20;  // room for thousands of steps
 constexpr std::chrono::seconds end_deadline{60};
 
 nlohmann::json sections_of(const zero3::Config& config) {
@@ -52,7 +52,7 @@ void Trackers::start(const zero3::Config& config) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, theirs.value(), STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  // A group of its own: what the terminal sends us must not end it before our last line.
+  // A separate process group, so that the terminal's signals do not end it before our last line.
   posix_spawnattr_t attributes{};
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -80,7 +80,8 @@ void Trackers::write(const zero3::StepResult& result, const std::optional<double
                       {"grad_norm", result.grad_norm},
                       {"step_s", result.step_s}};
   if (held_out_loss.has_value()) line["eval_loss"] = *held_out_loss;
-  const std::string text = line.dump() + '\n';  // below PIPE_BUF: all of it or nothing
+  // Less than PIPE_BUF, so that it is written completely or not at all.
+  const std::string text = line.dump() + '\n';
   if (::write(lines_.value(), text.data(), text.size()) >= 0) return;
   if (errno != EAGAIN && errno != EINTR) return give_up("the process has ended");
   if (is_behind_) return;

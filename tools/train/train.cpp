@@ -73,11 +73,11 @@ class TrainRun {
     say_end();
     if (!faults_.empty()) return 1;
     if (stop_requested() != 0) return stop_exit_code();
-    return stops() ? 128 + SIGTERM : 0;  // as another rank was asked to
+    return stops() ? 128 + SIGTERM : 0;  // the signal that stopped another rank is unknown
   }
 
  private:
-  /// 0 before the model was read.
+  /// 0 before the model was read
   std::uint64_t parameter_count() const {
     if (model_config_.hidden == 0) return 0;
     std::uint64_t count = 0;
@@ -85,7 +85,7 @@ class TrainRun {
     return count;
   }
 
-  /// Several ranks stop together: after a step in which one of them was asked to.
+  /// Several ranks stop together, after a step in which one of them was asked to stop.
   bool stops() const { return ranks_.several() ? stops_ : stop_requested() != 0; }
   Result<void> prepare();
   Result<void> read_config(const zero3::ConfigArguments& arguments);
@@ -136,8 +136,8 @@ class TrainRun {
 
   RunRanks ranks_;
   const TrainOptions options_;
-  const bool saves_;    // rank 0 does
-  bool stops_ = false;  // several ranks: after the last step some rank was asked to
+  const bool saves_;    // true on rank 0
+  bool stops_ = false;  // with several ranks: some rank was asked to stop after the last step
   const CheckMemory& check_memory_;
   models::ModelConfig model_config_;
   std::vector<models::ModelFile> model_files_;  // read if checkpoints or --save need them
@@ -214,10 +214,11 @@ Result<void> TrainRun::prepare() {
   return {};
 }
 
-/// All that can refuse a run comes before text is tokenised, which takes minutes: the engine with
-/// its memory, folders and disks, too, which is made once to see whether it can be.
+/// Everything that can refuse a run is checked before text is tokenised, which takes minutes: this
+/// includes an engine with its memory, folders and disks, which is made once as a test.
 Result<void> TrainRun::open_data() {
-  if (ranks_.several()) ARTESIAN_TRY_VOID(rehearse());  // all alike, whoever has tokens already
+  // All ranks alike, even those whose tokens are cached.
+  if (ranks_.several()) ARTESIAN_TRY_VOID(rehearse());
   for (const auto& [flag, paths] :
        {std::pair{"--data", &options_.data}, std::pair{"--eval-data", &options_.eval_data}}) {
     for (const std::string& path : *paths) {
@@ -255,7 +256,7 @@ Result<models::TokenData> TrainRun::open_tokens(const char* flag,
   return *refused_;
 }
 
-/// Runs once. Its notes are logged when the engine is made again for the run.
+/// Runs once. Notes are logged only when the engine is made again for the run.
 Result<void> TrainRun::rehearse() {
   if (rehearsed_) return {};
   rehearsed_ = true;
@@ -279,8 +280,8 @@ std::vector<FlagPath> TrainRun::input_paths() const {
   return inputs;
 }
 
-/// With its notes in the log, once it is whole. Faults of the file itself name the flag; faults in
-/// it name their key.
+/// Logs the notes once the config is complete. Faults of the file name the flag; faults in the file
+/// name the key.
 Result<void> TrainRun::read_config(const zero3::ConfigArguments& arguments) {
   auto config = zero3::read_config(options_.config, arguments);
   if (!config.has_value()) {
@@ -293,8 +294,7 @@ Result<void> TrainRun::read_config(const zero3::ConfigArguments& arguments) {
   return {};
 }
 
-/// The hidden states alone of one micro-batch: beyond the memory of this machine, or of the GPU,
-/// refused before it is brought down.
+/// Refuses a micro-batch whose hidden states alone exceed the memory of this machine or of the GPU.
 Result<void> TrainRun::check_memory() const {
   const auto tokens = static_cast<double>(config_.micro_batch_size) * static_cast<double>(length_);
   const double needed = tokens * static_cast<double>(model_config_.hidden) * sizeof(float);
@@ -320,8 +320,7 @@ Result<void> TrainRun::check_memory() const {
                                              static_cast<double>(config_.micro_batch_size))));
 }
 
-/// Reads what checkpoints and --save have of the model beside its weights: now, as files may go
-/// while it trains.
+/// Reads the model's files that checkpoints and --save need, now, as they may be gone later.
 Result<void> TrainRun::read_model_files() {
   if (!has_checkpoints() && options_.save.empty()) return {};
   ARTESIAN_TRY(files, naming("--model", models::read_model_files(options_.model)));
@@ -338,14 +337,14 @@ Result<void> TrainRun::check_model() const {
   return {};
 }
 
-/// Describes the data as far as it is known before it is read.
+/// Describes the data as far as known before it is read.
 zero3::SavedTrainer TrainRun::describe_data() const {
   return {.seed = options_.seed,
           .order = options_.shuffled ? "shuffled" : "sequential",
           .sequence_length = length_};
 }
 
-/// Gathers what checkpoints say of the run.
+/// Collects the description of the run for checkpoints.
 Result<void> TrainRun::identify() {
   if (!has_checkpoints()) return {};
   for (const models::ModelFile& file : model_files_) {
@@ -365,15 +364,14 @@ Result<void> TrainRun::identify() {
   return {};
 }
 
-/// --steps, or --epochs over the data, or one epoch.
+/// From --steps, or --epochs over the data, or one epoch.
 void TrainRun::choose_steps() {
   const std::uint64_t per_epoch =
       std::max<std::uint64_t>(data_->samples() / config_.train_batch_size, 1);
   steps_ = options_.steps.value_or(per_epoch * options_.epochs.value_or(1));
 }
 
-/// Takes the room for all that is saved: what has been trained must not be lost because a disk is
-/// full.
+/// Reserves the space for --save, so that trained weights are not lost because a disk is full.
 Result<void> TrainRun::prepare_save() {
   if (options_.save.empty()) return {};
   ARTESIAN_TRY(writer, naming("--save", tools::prepare_save(config_, model_config_,
@@ -390,12 +388,12 @@ LogCut TrainRun::log_cut() const {
           .lines_max = checkpointing_->steps_without_checkpoint()};
 }
 
-/// Checks the log as far as is known now; it is checked again when it is opened.
+/// Checks the log as far as possible now; it is checked again when it is opened.
 Result<void> TrainRun::check_log() const {
   return options_.checkpoints.resume ? tools::check_log(log_file(), log_cut()) : Result<void>();
 }
 
-/// Empties the files of an earlier run: only once nothing else can refuse this one.
+/// Truncates the files of an earlier run, only once nothing else can refuse this one.
 Result<void> TrainRun::open_outputs() {
   if (options_.checkpoints.resume) ARTESIAN_TRY_VOID(cut_log(log_file(), log_cut()));
   ARTESIAN_TRY(step_log, StepLog::open(options_.log_jsonl, options_.checkpoints.resume
@@ -403,7 +401,7 @@ Result<void> TrainRun::open_outputs() {
                                                                : StepLog::Begin::Anew));
   step_log_ = std::make_unique<StepLog>(std::move(step_log));
   trackers_ = std::make_unique<Trackers>(config_);
-  return write_trace();  // a path that cannot be written shows now
+  return write_trace();  // a path that cannot be written is reported now
 }
 
 Result<void> TrainRun::write_trace() const {
@@ -490,7 +488,7 @@ Result<std::unique_ptr<zero3::Engine>> TrainRun::make_engine() {
   return engine;
 }
 
-/// What several ranks must have alike, beside what the engine looks at.
+/// Facts that must be equal on all ranks, beside those that the engine compares.
 std::vector<std::pair<std::string, std::string>> TrainRun::facts() const {
   std::vector<std::pair<std::string, std::string>> facts{
       {"--seed", std::to_string(options_.seed)},
@@ -528,7 +526,7 @@ Result<void> TrainRun::build() {
   ARTESIAN_TRY_VOID(open_outputs());
   if (resumed_) return {};
   const FiniteWeights& weights = *weights_;
-  // Of several ranks none stops alone: the others would wait for it.
+  // With several ranks none stops alone, as the others would wait for it.
   std::unique_ptr<zero3::WeightSource> source = std::move(weights_);
   if (!ranks_.several()) source = std::make_unique<StoppableWeights>(std::move(source));
   auto initialized = engine_->initialize(*source, report);
@@ -550,8 +548,8 @@ Result<zero3::StepResult> TrainRun::one_step() {
     batches.push_back(batch.batch());  // its memory does not move with `tokens`
   }
   ARTESIAN_TRY(losses, engine_->forward_backward(batches));
-  static_cast<void>(losses);                // the step's result holds the mean
-  ARTESIAN_TRY_VOID(report_completed({}));  // the step before, updated under this one's forward
+  static_cast<void>(losses);                // the step's result has the mean
+  ARTESIAN_TRY_VOID(report_completed({}));  // the previous step, updated under this one's forward
   ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));
   if (checkpointing_->is_saving()) progress_->finish();
   ARTESIAN_TRY_VOID(checkpointing_->look_after_save(*engine_));
@@ -586,7 +584,7 @@ Result<void> TrainRun::loop() {
     checkpointing_->expect(*engine_, step + 1);
     auto result = one_step();
     if (!result.has_value() && result.error().code == ErrorCode::Cancelled) return stop_at(step);
-    if (!result.has_value()) {  // not the last step's fault, unless its update failed
+    if (!result.has_value()) {  // not an error of the last step, unless its update failed
       static_cast<void>(engine_->finish_update().has_value());
       static_cast<void>(report_completed({}).has_value());
       return std::move(result).error();
@@ -607,13 +605,13 @@ Result<void> TrainRun::begin_save(std::uint64_t step) {
       [this, step](std::uint64_t done, std::uint64_t all) { progress_->saving(step, done, all); });
 }
 
-/// Does what comes between two steps: saves and evaluates the one before, if that is due, and
-/// reports it, if it is the last. Returns whether it is.
+/// Does the work between two steps: saves and evaluates the last step if that is due, and reports
+/// it if it is the final one. Returns whether it is.
 Result<bool> TrainRun::end_step(std::uint64_t step) {
   const bool due = checkpointing_->is_due(step, step == steps_);
   if (due) ARTESIAN_TRY_VOID(begin_save(step));
   ARTESIAN_TRY(held_out, held_out_loss(step));
-  // Asked once, and after what may have lasted: the last line has the digest.
+  // Asked once, after the parts that may take long, as the last line has the digest.
   const bool last = step == steps_ || stops();
   const bool saves = checkpointing_->is_due(step, last);
   if (saves && !due) ARTESIAN_TRY_VOID(begin_save(step));
@@ -631,13 +629,14 @@ Result<bool> TrainRun::end_step(std::uint64_t step) {
   return true;
 }
 
-/// Ends the run in the middle of a step that there is no time for: what stands is the one before.
+/// Ends the run in the middle of a step for which there is no time; the result is the previous
+/// step.
 Result<void> TrainRun::stop_at(std::uint64_t step) {
   ARTESIAN_TRY_VOID(engine_->abandon_step());
   ARTESIAN_TRY_VOID(engine_->finish_update());
   ARTESIAN_TRY_VOID(report_completed({}));
   progress_->finish();
-  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));  // the one of that step
+  ARTESIAN_TRY_VOID(checkpointing_->commit_save(*engine_, *step_log_));  // the save of that step
   ARTESIAN_TRY_VOID(checkpointing_->finish_save(*engine_));
   if (step == checkpointing_->saved_step()) return {};
   ARTESIAN_TRY_VOID(begin_save(step));
@@ -645,7 +644,7 @@ Result<void> TrainRun::stop_at(std::uint64_t step) {
   return checkpointing_->finish_save(*engine_);
 }
 
-/// True if the step under way would take longer than is left after a stop.
+/// True if the current step would take longer than the time left after a stop.
 bool TrainRun::has_no_time() const {
   if (stop_requested() == 0) return false;
   const double gone = seconds_since(step_begin_ns_);
@@ -653,13 +652,13 @@ bool TrainRun::has_no_time() const {
   return checkpointing_->must_stop_now(*engine_, std::max(usual - gone, 0.0));
 }
 
-/// The loss where one is due: every so many steps, and after the last. A stop does not wait for
-/// one.
+/// The held-out loss if one is due: every --eval-every steps, and after the last. A stop does not
+/// wait for it.
 Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
   const bool due =
       step == steps_ || (options_.eval_every.has_value() && step % *options_.eval_every == 0);
   if (held_out_ == nullptr || !due || stops()) return std::optional<double>();
-  // Ranks evaluate to the end together, since they learn of a stop only in a step.
+  // Ranks complete an evaluation together, since they learn of a stop only in a step.
   const auto broken_off = [this] { return !ranks_.several() && stop_requested() != 0; };
   auto loss = held_out_->loss(*engine_, broken_off);
   if (!loss.has_value() && loss.error().code == ErrorCode::Cancelled) {
@@ -669,9 +668,10 @@ Result<std::optional<double>> TrainRun::held_out_loss(std::uint64_t step) {
   return std::optional<double>(*loss);
 }
 
-/// Each part, whatever became of those before: above all the weights, which took long to come by.
+/// Does each part even if earlier ones failed, above all saving the weights, which took long to
+/// train.
 void TrainRun::finish() {
-  if (summary_.steps() == 0 && !resumed_) return;  // stopped before the first
+  if (summary_.steps() == 0 && !resumed_) return;  // stopped before the first step
   const bool whole = faults_.empty() && !stops();
   if (whole && summary_.all_skipped()) faults_.push_back(no_step_taken());
   note(checkpointing_->outcome());
@@ -682,7 +682,7 @@ void TrainRun::finish() {
   note(print_table());
 }
 
-/// A run that went through to its end and has done nothing.
+/// The error of a run that reached its end without an effective step.
 Error TrainRun::no_step_taken() const {
   const std::uint64_t steps = summary_.steps();
   const zero3::StepResult& last = summary_.last();
@@ -714,7 +714,7 @@ Result<void> TrainRun::save() {
     return make_error(ErrorCode::Invalid,
                       "nothing is saved: after this error the weights are not known to be right");
   }
-  // With several ranks the others hand over their shares of the weights.
+  // With several ranks the others send their shares of the weights.
   ARTESIAN_TRY_VOID(save_model(*engine_, model_config_, save_.has_value() ? &*save_ : nullptr));
   saved_ = true;
   if (!faults_.empty()) {
@@ -734,7 +734,8 @@ Result<void> TrainRun::print_table() {
   return flush_stdout();
 }
 
-/// How the run ended, as the last line. One that did all it was asked to is silent if it is to be.
+/// Prints how the run ended as the last line. With --quiet, a run that did everything prints
+/// nothing.
 void TrainRun::say_end() const {
   const std::uint64_t before = resumed_ ? checkpointing_->first_step() : 0;
   const std::uint64_t steps = before + summary_.steps();

@@ -53,11 +53,11 @@ namespace {
 
 constexpr std::size_t names_shown_max = 3;
 
-/// The largest float that becomes a finite number of the dtype, as bits of a float: those of
-/// numbers that are not negative are in the order of these.
+/// The bits of the largest float that rounds to a finite number of the dtype; the bits of
+/// non-negative floats are ordered like the numbers.
 std::uint32_t largest_bits(DType dtype) {
   if (dtype == DType::Float16) return std::bit_cast<std::uint32_t>(65519.996f);  // rounds to 65504
-  if (dtype == DType::BFloat16) return 0x7f7f7fffu;  // the next one rounds to infinity
+  if (dtype == DType::BFloat16) return 0x7f7f7fffu;  // the next float rounds to infinity
   return 0x7f7fffffu;
 }
 
@@ -78,7 +78,7 @@ Result<void> FiniteWeights::read(std::uint32_t parameter, std::uint64_t first,
                                  std::span<float> target) noexcept {
   ARTESIAN_TRY_VOID(source_->read(parameter, first, target));
   const std::uint32_t allowed = largest_bits(dtype_);
-  std::uint32_t largest = 0;  // a loop without a way out, which the compiler makes wide
+  std::uint32_t largest = 0;  // a loop without early exit, which the compiler vectorizes
   for (const float value : target) largest = std::max(largest, magnitude(value));
   if (largest <= allowed) return {};
   const std::lock_guard lock(mutex_);

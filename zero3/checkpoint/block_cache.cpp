@@ -52,8 +52,8 @@ void BlockCache::make_room() {
   }
 }
 
-/// Asks the threads for blocks behind this one. Without threads, as where there are none to be had,
-/// each is read when it is taken.
+/// Asks the threads to read the blocks after this one. If threads could not be created, each block
+/// is read when it is taken.
 void BlockCache::want_behind(Key key) {
   if (threads_.empty()) {
     try {
@@ -89,7 +89,8 @@ void BlockCache::load(std::unique_lock<std::mutex>& lock, Entries::iterator entr
 void BlockCache::work() {
   sigset_t all;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the process's signals are for other threads
+  // The process's signals are handled by other threads.
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
   std::unique_lock lock(mutex_);
   for (;;) {
     wanted_.wait(lock, [&] { return ends_ || !queue_.empty(); });
@@ -97,7 +98,7 @@ void BlockCache::work() {
     const Key key = queue_.front();
     queue_.pop_front();
     const auto entry = find(key);
-    if (entry == entries_.end() || entry->begun) continue;  // who needs it reads it
+    if (entry == entries_.end() || entry->begun) continue;  // read when somebody needs it
     load(lock, entry);
   }
 }
@@ -108,7 +109,7 @@ Result<SharedBytes> BlockCache::get(Key key) noexcept {
   auto entry = find(key);
   const bool failed = entry != entries_.end() && entry->waiting == 0 &&
                       entry->outcome.has_value() && !entry->outcome->has_value();
-  if (failed) entries_.erase(entry);  // nobody waits for it yet
+  if (failed) entries_.erase(entry);  // no caller waits for it yet
   if (failed || entry == entries_.end()) entry = add(key);
   taken_[key.file][key.block] = true;
   entries_.splice(entries_.end(), entries_, entry);

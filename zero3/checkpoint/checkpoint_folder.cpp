@@ -24,15 +24,16 @@ namespace {
 
 constexpr std::uint64_t latest_size_max = 256;
 
-constexpr std::uint64_t probe_bytes_max = 1u << 30;    // more than most caches swallow
-constexpr std::uint64_t probe_piece_bytes = 8u << 20;  // the kernel has them in flight at once
+constexpr std::uint64_t probe_bytes_max = 1u << 30;  // more than most disk caches absorb
+// Split into transfers that the kernel has in flight at the same time.
+constexpr std::uint64_t probe_piece_bytes = 8u << 20;
 constexpr std::uint64_t probe_alignment = 4096;
 
 std::string as_string(std::string_view text) {
   return std::string(text);
 }
 
-/// True if there is something of this name. Errors: Io.
+/// True if something with this name exists. Errors: Io.
 Result<bool> is_there(Folder& folder, const std::string& name) noexcept {
   auto found = folder.status(name);
   if (found.has_value()) return true;
@@ -40,7 +41,7 @@ Result<bool> is_there(Folder& folder, const std::string& name) noexcept {
   return std::move(found).error();
 }
 
-/// A file that a manifest lists and that is not there is damage.
+/// A file that a manifest lists but that is missing is damage.
 Error missing_is_damage(Error error, const Folder& folder, const std::string& name) {
   if (!is_absent(error)) return error;
   return corrupt_file(folder, name, "it is missing, and the manifest lists it");
@@ -63,7 +64,7 @@ Result<void> check_side_file(Folder& folder, const std::string& name,
   return {};
 }
 
-/// True if the checkpoint of this name was written to its end.
+/// True if the checkpoint with this name is complete.
 bool is_whole(Folder& parent, const std::string& name) noexcept {
   const auto folder = parent.open_folder(name);
   if (!folder.has_value()) return false;
@@ -145,7 +146,7 @@ Result<std::string> read_latest(Folder& folder) {
     return std::move(text).error();
   }
   std::string tag = *text;
-  while (tag.ends_with('\n')) tag.pop_back();  // written by hand
+  while (tag.ends_with('\n')) tag.pop_back();  // the file may have been written by hand
   if (is_checkpoint_tag(tag)) return tag;
   return corrupt_file(folder, latest_name, "got " + shown_name(*text) + ", which is no tag");
 }
@@ -156,10 +157,10 @@ Result<FolderContent> read_checkpoints(Folder& folder) {
   for (const std::string& name : names) {
     if (!is_checkpoint_tag(name) || name == latest_name || is_damaged_name(name)) continue;
     auto opened = folder.open_folder(name);
-    if (!opened.has_value()) continue;  // no folder: not ours
+    if (!opened.has_value()) continue;  // not a folder, so not a checkpoint
     auto manifest = read_manifest_of(**opened);
     if (!manifest.has_value()) {
-      if (is_absent(manifest.error())) continue;  // a foreign folder
+      if (is_absent(manifest.error())) continue;  // a folder of something else
       content.damaged.emplace_back(name, std::move(manifest).error());
       continue;
     }
@@ -191,7 +192,8 @@ Result<CheckpointChoice> choose_checkpoints(const FolderContent& content,
   std::optional<Error> fault = content.latest_fault;
   if (damaged != content.damaged.end()) {
     fault = damaged->second;
-    if (fault->code != ErrorCode::Corrupt) return *fault;  // of a later version, or unreadable
+    // Written by a later version, or unreadable.
+    if (fault->code != ErrorCode::Corrupt) return *fault;
     choice.damaged.push_back(damaged->first);
   } else if (!content.latest.empty()) {
     fault = make_error(ErrorCode::Invalid,
@@ -240,7 +242,7 @@ Result<std::unique_ptr<CheckpointFolder>> CheckpointFolder::open(FileSystem& fil
   return opened;
 }
 
-/// Does what Note [A tag that is there] says, then removes files of dead processes.
+/// Repairs what Note [A tag that is there] describes, then removes files of dead processes.
 Result<void> CheckpointFolder::recover() noexcept {
   ARTESIAN_TRY(before, folder_->list());
   ARTESIAN_TRY_VOID(restore(dot_names(before)));
@@ -277,7 +279,7 @@ Result<void> CheckpointFolder::remove_left(const std::vector<DotName>& names) no
     const std::string name = left.name();
     if (left.kind == DotName::Kind::Replaced) {
       ARTESIAN_TRY(there, is_there(*folder_, left.tag));
-      if (!there) continue;  // the only one, if a damaged one
+      if (!there) continue;  // the only checkpoint with the tag, even if damaged
     }
     const bool file = left.kind == DotName::Kind::Spare || left.kind == DotName::Kind::Latest;
     ARTESIAN_TRY_VOID(file ? folder_->remove(name)
@@ -288,7 +290,7 @@ Result<void> CheckpointFolder::remove_left(const std::vector<DotName>& names) no
   return {};
 }
 
-/// What a kill leaves of it has names that recovery removes.
+/// If the process is killed here, recovery removes the files by their names.
 Result<void> CheckpointFolder::rehearse() noexcept {
   const std::uint64_t id = draw_id();
   const std::string tag = "rehearsal";
@@ -341,7 +343,7 @@ Result<void> CheckpointFolder::reserve(std::uint64_t bytes) noexcept {
   auto allocated = file->allocate(bytes);
   file.reset();
   if (!allocated.has_value()) {
-    (void)folder_->remove(name).has_value();  // the first error is the one to tell
+    (void)folder_->remove(name).has_value();  // the first error is the one to report
     return allocated;
   }
   spare_ = name;
@@ -355,7 +357,7 @@ Result<double> CheckpointFolder::probe(double seconds) noexcept {
   const std::unique_ptr<std::byte, decltype(&std::free)> piece(
       static_cast<std::byte*>(std::aligned_alloc(probe_alignment, length)), &std::free);
   ARTESIAN_CHECK(piece != nullptr, length);
-  // Random bytes: some disks store zeros and repetitions without writing them.
+  // Random bytes, as some disks store zeros and repetitions without writing them.
   for (std::uint64_t at = 0; at < length; at += sizeof(std::uint64_t)) {
     const std::uint64_t word = random_word(0, 0, at);
     std::memcpy(piece.get() + at, &word, sizeof(word));
@@ -377,7 +379,7 @@ Result<void> CheckpointFolder::give_back_spare() noexcept {
   if (spare_.empty()) return {};
   const std::string name = std::exchange(spare_, {});
   auto removed = folder_->remove(name);
-  // Whoever removes a checkpoint's folder, as trainers do, has removed it, too.
+  // If somebody removed a checkpoint's folder, as trainers do, the file is gone, too.
   const bool gone = !removed.has_value() && removed.error().system_error == ENOENT;
   if (gone) return {};
   return removed;
@@ -417,7 +419,7 @@ Result<CheckpointDraft> CheckpointFolder::begin(const std::string& tag, Replaces
   ARTESIAN_TRY_VOID(folder_->make_folder(draft.name));
   auto opened = folder_->open_folder(draft.name);
   if (!opened.has_value()) {
-    (void)folder_->remove_folder(draft.name).has_value();  // the first error is the one to tell
+    (void)folder_->remove_folder(draft.name).has_value();  // the first error is the one to report
     return std::move(opened).error();
   }
   draft.folder = std::move(opened).value();
@@ -434,7 +436,7 @@ Result<std::unique_ptr<File>> CheckpointFolder::make_data_file(CheckpointDraft& 
     if (renamed.has_value()) return draft.folder->open(name, {});
     if (renamed.error().system_error != ENOENT) return renamed.error();
   }
-  ARTESIAN_TRY_VOID(give_back_spare());  // its room is this one's
+  ARTESIAN_TRY_VOID(give_back_spare());  // this file uses the reserved space
   ARTESIAN_TRY(file, draft.folder->open(name, {.create = Create::Exclusive}));
   ARTESIAN_TRY_VOID(file->allocate(bytes));
   return file;
@@ -479,7 +481,7 @@ Result<std::vector<SavedSideFile>> CheckpointFolder::write_side_files(
   return saved;
 }
 
-/// Gives the draft its tag. Returns where what had the tag is now.
+/// Gives the draft its tag. Returns the present name of the checkpoint that had the tag.
 Result<std::optional<std::string>> CheckpointFolder::place(const CheckpointDraft& draft) noexcept {
   auto fresh = rename_to_new(*folder_, draft.name, *folder_, draft.tag);
   if (fresh.has_value()) return std::optional<std::string>();
@@ -506,7 +508,7 @@ Result<void> CheckpointFolder::publish(CheckpointDraft& draft,
   ARTESIAN_TRY_VOID(write_durable_file(*draft.folder, as_string(manifest_name), text));
   ARTESIAN_TRY_VOID(draft.folder->sync());
   ARTESIAN_TRY(replaced, place(draft));
-  draft.folder.reset();  // it is published: discard() must do nothing from here on
+  draft.folder.reset();  // it is published: from here on discard() must do nothing
   ARTESIAN_TRY_VOID(folder_->sync());
   last_ = draft.link;
   ours_.insert(draft.link.id);
@@ -562,11 +564,12 @@ Result<void> CheckpointFolder::remove_gone(const std::string& name, bool ours) n
 Result<void> CheckpointFolder::prune_one(const FoundCheckpoint& checkpoint) noexcept {
   auto opened = folder_->open_folder(checkpoint.tag);
   if (!opened.has_value()) {
-    // The user, or a trainer that rotates folders itself, was quicker.
+    // The user, or a trainer that rotates folders itself, has removed it already.
     return is_absent(opened.error()) ? Result<void>() : std::move(opened).error();
   }
   ARTESIAN_TRY(manifest, read_manifest_of(**opened));
-  if (manifest.link != checkpoint.link) return {};  // another one by now: not ours to remove
+  // The name now belongs to another checkpoint, which is not ours to remove.
+  if (manifest.link != checkpoint.link) return {};
   for (const SavedDataFile& file : manifest.files) {
     if (file.name == frozen_file_name) continue;
     ARTESIAN_TRY(found, (*opened)->status(file.name));

@@ -54,7 +54,7 @@ Result<void> CheckpointLoad::read_buffers() {
 Result<void> CheckpointLoad::read_array(std::uint32_t parameter, std::uint64_t first,
                                         std::span<float> master, std::span<float> exp_avg,
                                         std::span<float> exp_avg_sq) noexcept {
-  ARTESIAN_CHECK(!keeps(parameter), parameter);  // there is a source of it
+  ARTESIAN_CHECK(!keeps(parameter), parameter);  // the caller has a source for it
   const auto saved = match_.saved[parameter];
   if (saved.has_value() && request_.optimizer_states) {
     return reader_->read(*saved, first, master, exp_avg, exp_avg_sq);

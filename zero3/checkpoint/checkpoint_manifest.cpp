@@ -129,8 +129,8 @@ Json trainer_of(const SavedTrainer& trainer) {
           {"log_line", trainer.log_line}};
 }
 
-/// The table, by array and dtype, as text: it is most of the manifest, and as a tree ten times as
-/// large.
+/// The table of arrays as text: it is most of the manifest, and would be ten times as large as a
+/// JSON tree.
 std::string arrays_text(const CheckpointManifest& manifest) {
   std::map<std::pair<SavedArray, std::string_view>, std::string> rows;
   for (const SavedPart& part : manifest.parts) {
@@ -180,7 +180,7 @@ Json rest_of(const CheckpointManifest& manifest) {
   return json;
 }
 
-/// Every text of it but digests.
+/// All texts in the manifest except digests.
 std::vector<std::string_view> texts_of(const CheckpointManifest& manifest) {
   std::vector<std::string_view> texts{manifest.config, manifest.created};
   const auto add = [&](std::string_view text) { texts.push_back(text); };

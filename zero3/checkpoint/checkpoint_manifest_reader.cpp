@@ -19,7 +19,8 @@ using Tree = nlohmann::json;
 
 constexpr std::size_t digest_size = 32;
 constexpr int depth_max = 16;
-constexpr std::uint64_t count_max = std::uint64_t{1} << 62;  // of any count; sums cannot wrap
+// Limit for all counts, so that sums cannot overflow.
+constexpr std::uint64_t count_max = std::uint64_t{1} << 62;
 
 Error corrupt(std::string message, ErrorCode code = ErrorCode::Corrupt) {
   return make_error(code, "manifest: " + std::move(message));
@@ -63,7 +64,7 @@ Result<Tree> parse(std::string_view text) {
   return tree;
 }
 
-/// Reads fields of objects, and remembers the first wrong one.
+/// Reads fields of objects, and records the first wrong one.
 class Fields {
  public:
   bool good() const noexcept { return fault_.empty(); }
@@ -349,7 +350,7 @@ void read_buffers(Fields& fields, const Tree& root, CheckpointManifest& manifest
   }
 }
 
-/// Neither bytes of a file nor elements of an array belong to two parts.
+/// Checks that no byte of a file and no element of an array belongs to two parts.
 void check_overlaps(Fields& fields, const CheckpointManifest& manifest) {
   using Range = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
   std::vector<Range> bytes;

@@ -140,7 +140,8 @@ bool CheckpointReader::is_excluded(const std::string& name) const {
          manifest_.excluded.end();
 }
 
-/// Each array has each element once (no two parts overlap), and together they are a whole state.
+/// Checks that each array has each element once (no two parts overlap), and that the arrays form a
+/// complete state.
 Result<void> CheckpointReader::check_parameter(std::uint32_t parameter) const {
   const SavedParameter& saved = manifest_.parameters[parameter];
   const auto refuse = [&](const std::string& why) {
@@ -184,7 +185,7 @@ bool CheckpointReader::has_weights(std::uint32_t parameter) const noexcept {
          has(parameter, SavedArray::Weight);
 }
 
-/// Note [Verified each time].
+/// See Note [Verified each time].
 Result<SharedBytes> CheckpointReader::load(std::size_t file, std::uint64_t block) const noexcept {
   const DataFile& data = data_[file];
   ARTESIAN_CHECK(block < data.ends.size(), file, block);
@@ -259,7 +260,7 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
     if (tie.has_value()) {
       ARTESIAN_TRY_VOID(read_floats(parameter, *tie, first + done, std::span(moment).first(now)));
     } else {
-      std::fill(moment.begin(), moment.end(), 0.0f);  // Note [Without a bit] in split_master.h
+      std::fill(moment.begin(), moment.end(), 0.0f);  // see Note [Without a bit] in split_master.h
     }
     if (!master.empty()) {
       ARTESIAN_TRY_VOID(
@@ -276,7 +277,7 @@ Result<void> CheckpointReader::read_split(std::uint32_t parameter, std::uint64_t
   return {};
 }
 
-/// Reads elements of an array of floating numbers of any dtype, as fp32.
+/// Reads elements of an array of any floating-point dtype, as fp32.
 Result<void> CheckpointReader::read_floats(std::uint32_t parameter, SavedArray array,
                                            std::uint64_t first,
                                            std::span<float> target) const noexcept {

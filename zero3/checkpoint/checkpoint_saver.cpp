@@ -180,7 +180,7 @@ Result<SavedDataFile> CheckpointSaver::make_durable(Deadline deadline) noexcept 
     ARTESIAN_TRY_VOID(
         write_durable_file(*save->draft.folder, sums_file_name(file.record.name), sums));
     file.record.sums_digest = digest_of(sums);
-    // Rank 0's sync of the folder, on another machine, is not for names that this one made.
+    // Rank 0 syncs the folder on its own machine, which does not cover names created on this one.
     return save->draft.folder->sync();
   };
   ARTESIAN_TRY(started,
@@ -227,7 +227,7 @@ void CheckpointSaver::start_commit() noexcept {
     if (!finished.has_value() && !save_->failed) save_->failed = std::move(finished).error();
   }
   const std::shared_ptr<Save> save = std::exchange(save_, nullptr);
-  if (call_ && !call_->done()) {  // that call may still use the folder
+  if (call_ && !call_->done()) {  // that call may still be using the folder
     lost_ = save->failed.value_or(make_error(ErrorCode::Timeout, "checkpoint: the disk hangs"));
     return;
   }
@@ -240,7 +240,7 @@ void CheckpointSaver::start_commit() noexcept {
   }
 }
 
-/// On a thread of its own, from here on.
+/// Runs on a separate thread.
 Result<SavedCheckpoint> CheckpointSaver::commit_save(Save& save) noexcept {
   Result<void> outcome;
   if (save.failed) {
@@ -249,7 +249,7 @@ Result<SavedCheckpoint> CheckpointSaver::commit_save(Save& save) noexcept {
     outcome = write_all(save);
   }
   if (!outcome.has_value()) {
-    for (DataFile& file : save.files) file.snapshot.reset();  // closed before it is removed
+    for (DataFile& file : save.files) file.snapshot.reset();  // closed before the file is removed
     auto discarded = save.folder->discard(save.draft);
     if (!discarded.has_value()) {
       log(LogLevel::Warning, "checkpoints: what a failed save left could not be removed: " +
@@ -314,7 +314,7 @@ Result<std::optional<SavedCheckpoint>> CheckpointSaver::finish(Deadline deadline
 
 Result<void> CheckpointSaver::close() noexcept {
   if (commit_) return make_error(ErrorCode::Busy, "checkpoint: a save is still under way");
-  if (folder_ == nullptr) return {};  // rank 0 has it
+  if (folder_ == nullptr) return {};  // only rank 0 has the folder
   return run("closing the folder of checkpoints",
              [folder = folder_]() -> Result<void> { return folder->give_back_spare(); });
 }

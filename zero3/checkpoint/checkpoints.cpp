@@ -15,7 +15,8 @@
 namespace artesian::zero3 {
 namespace {
 
-/// The buffers of a save: a sub-group in work, at most 12 bytes an element, and three on their way.
+/// Size of a save's buffers: one sub-group being copied, with at most 12 bytes per element, and
+/// three being written.
 constexpr std::uint64_t buffer_bytes = 12 * CheckpointBlock::bytes_max;
 
 std::vector<SavedParameter> described(const std::vector<ParameterSpec>& parameters) {
@@ -57,7 +58,8 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
   ARTESIAN_CHECK(saver_ == nullptr);
   ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, rank()));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
-  if (!frozen_.images.empty() && rank() == 0) {  // every rank has all of it
+  // Every rank has all frozen parameters, so rank 0 saves them.
+  if (!frozen_.images.empty() && rank() == 0) {
     ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, ranks()));
     frozen_layout_ = std::make_shared<const CheckpointLayout>(std::move(frozen));
   }
@@ -86,7 +88,7 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
   return {};
 }
 
-/// Writes a convenience script; a failure is no fault of the checkpoints.
+/// Writes a convenience script; failing to do so is not an error of the checkpoints.
 void Checkpoints::write_script(double stall_seconds) const {
   const auto write = [&files = from_.files, directory = directory_]() -> Result<void> {
     const std::string name(zero_to_fp32_name);
@@ -121,11 +123,11 @@ Result<void> Checkpoints::close() noexcept {
   saver_.reset();
   late_ = false;
   buffers_.reset();
-  frozen_record_.reset();  // the next folder is another one
+  frozen_record_.reset();  // the next folder may be another one
   return closed;
 }
 
-/// Logs an outcome that no call of finish() has returned.
+/// Logs an outcome that finish() has not returned.
 void Checkpoints::end_before_close() {
   abandon(make_error(ErrorCode::Cancelled, "checkpoint: it was not committed before the end"));
   if (!under_way()) return;
@@ -150,7 +152,7 @@ bool Checkpoints::end_former_save() {
   return !saver_->committing();
 }
 
-/// Lays out files; buffers are in the file of trained parameters.
+/// Lays out the files; buffers are in the file of trained parameters.
 Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   if (buffers.empty() && trained_layout_->buffers().empty()) return {};
   std::vector<SavedBuffer> described;
@@ -162,7 +164,7 @@ Result<void> Checkpoints::lay_out(const std::vector<BufferToSave>& buffers) {
   return {};
 }
 
-/// Makes files for state to be written, and links the others.
+/// Creates the files to be written, and links the others.
 Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t step) {
   const std::string tag = request.tag.empty() ? fmt::format("global_step{}", step) : request.tag;
   Result<void> begun;
@@ -177,7 +179,7 @@ Result<void> Checkpoints::begin_save(const SaveRequest& request, std::uint64_t s
   return frozen_layout_ == nullptr || request.exclude_frozen ? Result<void>() : link_frozen();
 }
 
-/// Links the file of frozen parameters; writes it anew if its checkpoint is gone.
+/// Links the file of frozen parameters; rewrites it if its checkpoint is gone.
 Result<void> Checkpoints::link_frozen() {
   if (frozen_record_.has_value()) {
     auto linked = saver_->link_file(frozen_tag_, *frozen_record_);
@@ -214,7 +216,7 @@ CheckpointManifest Checkpoints::manifest_of(const SaveRequest& request, Training
   return manifest;
 }
 
-/// Leaves the save in `state`, unless it fails.
+/// Starts the save; afterwards it is in `state`, unless it has failed.
 void Checkpoints::start(const SaveRequest& request, std::uint64_t step, SaveState state) {
   ARTESIAN_CHECK(is_open() && !under_way());
   end_former_save();
@@ -285,7 +287,7 @@ void Checkpoints::report_copied() const noexcept {
   progress_(done, all);
 }
 
-/// A fault of the target ends the copying; the pass continues.
+/// A fault of the target ends the copying, but not the pass.
 Result<void> Checkpoints::copy_missing(const SavedUnits& units, StateSnapshot& snapshot) {
   if (snapshot.failed()) return {};
   return from_.optimizer.read_units(
@@ -302,7 +304,7 @@ Result<void> Checkpoints::copy_all_missing() {
   return frozen_copy_.has_value() ? copy_missing(frozen_, *frozen_copy_) : Result<void>();
 }
 
-/// The files are the saver's from here on.
+/// From here on the files belong to the saver.
 void Checkpoints::end_copying() {
   save_state_ = SaveState::None;
   copy_.reset();
@@ -321,7 +323,7 @@ Result<void> Checkpoints::copy_rest() {
 void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
   ARTESIAN_CHECK(!copying());
   if (from_.group != nullptr) {
-    if (!std::exchange(joined_, false)) return;  // what hindered it finish() says
+    if (!std::exchange(joined_, false)) return;  // finish() returns what prevented the save
     if (save_state_ != SaveState::None) end_copying();
     if (trainer.has_value()) manifest_.trainer = std::move(trainer);
     of_ranks_ = commit_of_ranks();
@@ -338,7 +340,7 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
 void Checkpoints::abandon(Error cause) {
   expected_.reset();
   if (save_state_ == SaveState::None) return;
-  if (joined_) {  // the others learn of it when they commit
+  if (joined_) {  // the other ranks learn of it when they commit
     own_failure_ = std::move(cause);
     return end_copying();
   }

@@ -1,4 +1,4 @@
-// The part of Checkpoints that several ranks do together: Note [By several ranks].
+// The part of Checkpoints that several ranks execute together: Note [By several ranks].
 #include <fmt/core.h>
 
 #include <array>
@@ -12,14 +12,14 @@
 namespace artesian::zero3 {
 namespace {
 
-/// A message of one rank to all, always of the same length.
+/// A message from one rank to all, always of the same length.
 using Message = std::array<char, 1024>;
 
 std::span<std::byte> bytes_of(Message& message) {
   return std::as_writable_bytes(std::span(message));
 }
 
-/// Lines, each ended by a line feed; the rest is zeros.
+/// Lines, each ended by a line feed, padded with zeros.
 Message message_of(const std::vector<std::string>& lines) {
   Message message{};
   std::string text;
@@ -50,7 +50,7 @@ std::uint64_t number_of(const std::string& text) {
 
 }  // namespace
 
-/// What rank 0 found of the folder.
+/// Shares rank 0's findings about the folder.
 Result<void> Checkpoints::open_of_ranks(Result<void> own) {
   if (from_.group == nullptr) return own;
   const comm::What what{"the folder of checkpoints"};
@@ -68,7 +68,7 @@ Result<void> Checkpoints::open_of_ranks(Result<void> own) {
   return {};
 }
 
-/// Of all ranks' files, as rank 0's manifest has them.
+/// The parts in all ranks' files, for rank 0's manifest.
 Result<std::vector<SavedPart>> Checkpoints::parts_of_ranks() const {
   std::vector<SavedPart> all;
   for (std::uint32_t other = 0; other < ranks(); ++other) {
@@ -79,7 +79,7 @@ Result<std::vector<SavedPart>> Checkpoints::parts_of_ranks() const {
   return all;
 }
 
-/// `own`: whether rank 0 has begun the checkpoint.
+/// `own`: rank 0's outcome of beginning the checkpoint.
 Result<void> Checkpoints::begin_of_ranks(Result<void> own, const std::string& tag,
                                          std::uint64_t step) {
   if (from_.group == nullptr) return own;
@@ -91,7 +91,7 @@ Result<void> Checkpoints::begin_of_ranks(Result<void> own, const std::string& ta
   if (rank() == 0) {
     const CheckpointToJoin begun = saver_->to_join();
     message = message_of({begun.folder, std::to_string(begun.id)});
-    // Buffers are in rank 0's file, and shift the arrays after them.
+    // Buffers are in rank 0's file, where they shift the arrays after them.
     if (!trained_layout_->buffers().empty()) {
       ARTESIAN_TRY(parts, parts_of_ranks());
       parts_ = trained_layout_->parts();
@@ -106,7 +106,7 @@ Result<void> Checkpoints::begin_of_ranks(Result<void> own, const std::string& ta
   return saver_->join({lines[0], number_of(lines[1])}, tag, step);
 }
 
-/// Takes over the other ranks' records.
+/// Adds the other ranks' records.
 Result<void> Checkpoints::add_records(const std::string& mine) {
   Message message = message_of({mine});
   ARTESIAN_TRY(all, from_.group->exchange(bytes_of(message), {"the files of a checkpoint"}));
@@ -126,7 +126,7 @@ Result<void> Checkpoints::add_records(const std::string& mine) {
   return {};
 }
 
-/// All files are durable: rank 0 gives the checkpoint its name.
+/// Called when all files are durable: rank 0 gives the checkpoint its name.
 Result<SavedCheckpoint> Checkpoints::publish_of_ranks() {
   SavedCheckpoint saved;
   Result<void> published;

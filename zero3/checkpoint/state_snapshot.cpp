@@ -9,11 +9,11 @@
 namespace artesian::zero3 {
 namespace {
 
-/// Bytes that one thread copies and sums at once: whole pieces of checksums, within its cache.
+/// Bytes that one thread copies and sums at a time: whole checksum pieces that fit in its cache.
 constexpr std::uint64_t slice_bytes = 256 << 10;
 static_assert(slice_bytes % tiering::BlockChecksums::piece_bytes == 0);
 
-/// Returns where a sub-group has an array, from its first element on.
+/// Returns the address of an array of a sub-group, at its first element.
 const std::byte* array_of(const SubGroup& group, SavedArray array) {
   const auto bytes = [](const auto* data) { return reinterpret_cast<const std::byte*>(data); };
   switch (array) {
@@ -31,7 +31,7 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
 
 }  // namespace
 
-/// The image of a unit that is in this file.
+/// The index of a unit's image in this file.
 std::size_t StateSnapshot::image_of(std::uint32_t unit) const noexcept {
   ARTESIAN_CHECK(unit < units_.image_of.size(), unit, units_.image_of.size());
   const std::size_t image = units_.image_of[unit];
@@ -62,7 +62,7 @@ void StateSnapshot::add(const SubGroup& group) noexcept {
   for (Piece& piece : pieces) file_.write(piece.block, std::move(piece.buffer));
 }
 
-/// Takes a buffer for each block of a sub-group. Returns how many slices they have.
+/// Takes a buffer for each block of a sub-group. Returns the number of slices in them.
 std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
                                           std::vector<Piece>& pieces) noexcept {
   const std::size_t image = image_of(group.unit);
@@ -82,7 +82,7 @@ std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
   return slices;
 }
 
-/// Each slice is copied and summed by one thread. Sums of a block's slices make the block's.
+/// One thread copies and sums each slice. The sums of a block's slices add up to the block's sum.
 void StateSnapshot::copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept {
   ARTESIAN_CHECK(!pieces.empty() && pieces.front().first_slice == 0, pieces.size());
   std::vector<std::uint64_t> sums(static_cast<std::size_t>(slices));
@@ -116,7 +116,7 @@ void StateSnapshot::add_buffers(const std::vector<std::span<const std::byte>>& b
   const auto& places = layout_.buffers();
   ARTESIAN_CHECK(buffers.size() == places.size(), buffers.size(), places.size());
   const BlockRange range = layout_.buffer_blocks();
-  std::size_t next = 0;  // the first buffer that has bytes in this block, or behind it
+  std::size_t next = 0;  // the first buffer with bytes in this block, or after it
   for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
     const CheckpointBlock& at = layout_.blocks()[static_cast<std::size_t>(block)];
     const std::uint64_t end = at.offset + at.length;
@@ -138,7 +138,7 @@ void StateSnapshot::add_buffers(const std::vector<std::span<const std::byte>>& b
   }
 }
 
-/// Nothing where the snapshot has failed.
+/// Empty if the snapshot has failed.
 BufferLease StateSnapshot::buffer_for(std::uint64_t bytes) noexcept {
   while (file_.fault() == nullptr) {
     auto lease = buffers_.lease(bytes);

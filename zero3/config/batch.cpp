@@ -20,7 +20,7 @@ std::optional<std::uint64_t> count(const Settings& settings, const char* path,
   return argument;
 }
 
-/// Returns what the user typed to say it: the key, or the flag that filled it.
+/// Returns where the user set a value: the key, or the flag that filled it.
 std::string source(const Settings& settings, const char* path,
                    const std::optional<std::uint64_t>& argument, const char* flag) {
   return argument && !settings.given(path) ? flag : path;
@@ -30,16 +30,16 @@ struct Batch {
   std::optional<std::uint64_t> total, micro, steps;
 };
 
-/// "a multiple of --micro-batch 3", of the factor that was given where the other one was not: what
-/// that would come to is nothing that anybody has typed.
+/// Formats "a multiple of --micro-batch 3" for the factor that was given if the other one was not,
+/// since the other factor's value was never typed by anybody.
 std::string a_multiple_of(const std::string& factor, std::uint64_t value, std::uint64_t ranks) {
   std::string text = fmt::format("a multiple of {} {}", factor, value);
   if (ranks != 1) text += fmt::format(" x world size {}", ranks);
   return text;
 }
 
-/// DeepSpeed's completion of what is missing. Division rounds down; the product is checked later.
-/// With no size at all the micro-batch is 1 (DeepSpeed refuses), and that is said.
+/// Completes missing batch sizes like DeepSpeed. Division rounds down; the product is checked
+/// later. Without any size the micro-batch is 1 (DeepSpeed refuses), with a note.
 void complete(Batch& batch, std::uint64_t ranks, Config& config) {
   if (!batch.total && !batch.micro) {
     batch.micro = 1;
@@ -66,7 +66,8 @@ void resolve_batch(const Settings& settings, const ConfigArguments& arguments, C
   if (settings.broken(total_key) || settings.broken(micro_key) || settings.broken(steps_key)) {
     return;
   }
-  if (arguments.micro_batch_size == 0u || arguments.accumulation_steps == 0u) return;  // said
+  // Reported already.
+  if (arguments.micro_batch_size == 0u || arguments.accumulation_steps == 0u) return;
   const std::uint64_t ranks = arguments.world_size;
   Batch batch{count(settings, total_key, {}),
               count(settings, micro_key, arguments.micro_batch_size),
@@ -137,7 +138,7 @@ void check_arguments(const Settings& settings, const ConfigArguments& arguments,
   compare_rate("optimizer.params.lr");
   compare_rate("scheduler.params.warmup_max_lr");
   constexpr const char* total = "scheduler.params.total_num_steps";
-  // A run that ends before its schedule is a usual one; beyond it there is nothing to follow.
+  // A run that ends before its schedule is normal; beyond the schedule's end there is no rate.
   if (arguments.steps.value_or(0) > settings.integer(total)) {
     compare_count("--steps", arguments.steps, total);
   }

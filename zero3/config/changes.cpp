@@ -29,7 +29,7 @@ bool bears_on_a_step(std::string_view path) noexcept {
   return false;
 }
 
-/// Every value that is no object, by its path.
+/// Collects every value that is not an object, by its path.
 void collect(const JsonValue& value, const std::string& path,
              std::map<std::string, std::string>& values) {
   if (value.kind != JsonValue::Kind::Object) {

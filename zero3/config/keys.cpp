@@ -24,7 +24,7 @@ std::string integer_text(double value) {
   return value < 1e15 ? std::to_string(static_cast<std::int64_t>(value)) : number_text(value);
 }
 
-/// " of at least 0", " from 0 to 3", " above 0".
+/// Formats " of at least 0", " from 0 to 3", " above 0".
 std::string range_text(const ConfigKey& key, bool integral) {
   const auto number = [&](double value) {
     return integral ? integer_text(value) : number_text(value);
@@ -36,7 +36,7 @@ std::string range_text(const ConfigKey& key, bool integral) {
   return (key.low_excluded ? " above " : " of at least ") + number(key.low);
 }
 
-/// True if a path's section has a row before it.
+/// True if a path's section has an earlier row.
 bool section_is_known(std::string_view path, const std::vector<ConfigKey>& before) {
   const std::size_t dot = path.rfind('.');
   if (dot == path.npos) return true;
@@ -56,7 +56,7 @@ void check_row(const ConfigKey& key, const std::vector<ConfigKey>& before) {
   ARTESIAN_CHECK(!explained || !key.detail.empty(), before.size());
 }
 
-/// Other names are of rows that have none themselves.
+/// Checks that aliases refer to rows that are not aliases themselves.
 void check_aliases(const std::vector<ConfigKey>& keys) {
   for (const ConfigKey& key : keys) {
     if (key.effect != KeyEffect::Alias) continue;

@@ -1,4 +1,4 @@
-// The table's rows on everything else that DeepSpeed reads.
+// The table's rows for all other sections that DeepSpeed reads.
 #include "zero3/config/keys.h"
 
 namespace artesian::zero3::detail {

@@ -1,4 +1,4 @@
-// The table's rows on batches, precision, optimizer and scheduler.
+// The table's rows for batches, precision, optimizer and scheduler.
 #include "zero3/config/keys.h"
 
 namespace artesian::zero3::detail {

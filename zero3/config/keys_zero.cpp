@@ -1,4 +1,4 @@
-// The table's rows on zero_optimization, aio and our own section.
+// The table's rows for zero_optimization, aio and our own section.
 #include "aio/engine.h"
 #include "zero3/config/keys.h"
 

@@ -42,7 +42,7 @@ std::string section_of(std::string_view path) {
   return dot == path.npos ? "" : std::string(path.substr(0, dot));
 }
 
-/// Text that may stand between two '|' of a table.
+/// Escapes text for a cell of a Markdown table.
 std::string cell(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -54,18 +54,18 @@ std::string cell(std::string_view text) {
 
 std::string code(std::string_view text) {
   if (text.empty()) return "";
-  std::string quoted("`");  // appended to: g++ 12 warns wrongly about "`" + std::string
+  std::string quoted("`");  // appended, because g++ 12 warns wrongly about "`" + std::string
   return quoted.append(cell(text)).append("`");
 }
 
-/// "0 to 3", ">= 1", "> 0"; a limit that stands for "any count" is left out.
+/// Formats "0 to 3", ">= 1", "> 0"; limits that mean "any count" are left out.
 std::string limits(const ConfigKey& key) {
   constexpr double any_count = 2147483647.0;
   if (key.high < any_count) return fmt::format("{} to {}", key.low, key.high);
   return fmt::format("{} {}", key.low_excluded ? ">" : ">=", key.low);
 }
 
-/// What a key accepts, in fewer words than allowed_text() has for messages.
+/// The values that a key accepts, in fewer words than allowed_text() uses in messages.
 std::string allowed_cell(const ConfigKey& key) {
   switch (key.type) {
     case KeyType::Boolean: return "boolean";
@@ -92,23 +92,23 @@ bool is_section(const ConfigKey& key) {
   return key.type == KeyType::Section || key.type == KeyType::OpenSection;
 }
 
-/// True if the key has a row: it takes effect, or some of its words do. A section's text stands
-/// below its heading instead.
+/// True if the key gets a row in the table: it takes effect, or some of its values do. A section's
+/// text stands below its heading instead.
 bool has_row(const ConfigKey& key) {
   return (key.effect == KeyEffect::InEffect && !is_section(key)) ||
          (key.effect == KeyEffect::NotSupported && key.type == KeyType::Choice);
 }
 
-/// True of "zero_optimization.stage3_x", which is another name of "zero_optimization.x".
+/// True for "zero_optimization.stage3_x", an alias of "zero_optimization.x".
 bool only_adds_stage3(const ConfigKey& key) {
   const std::string_view name = key.path.substr(key.path.rfind('.') + 1);
   return name.starts_with("stage3_") && key.detail.ends_with(name.substr(sizeof "stage3_" - 1));
 }
 
-/// What a key without a row is listed under.
+/// The heading under which a key without a row is listed.
 std::string list_of(const ConfigKey& key) {
   switch (key.effect) {
-    case KeyEffect::NoEffect: return "No effect";  // the note at run time says why
+    case KeyEffect::NoEffect: return "No effect";  // the note at run time gives the reason
     case KeyEffect::NotSupported:
       if (key.detail.empty()) return "Not supported yet";
       return "Not supported yet, except " + choices_text(key.detail);
@@ -121,7 +121,7 @@ std::string list_of(const ConfigKey& key) {
   return "";
 }
 
-/// The keys of a section that have this effect and no row: a line for each list.
+/// The section's keys with this effect and without a row: one line for each list.
 std::string lists(const std::string& section, KeyEffect effect) {
   std::vector<std::pair<std::string, std::string>> found;
   for (const ConfigKey& key : config_keys()) {
@@ -150,7 +150,7 @@ std::string table(const std::string& section) {
   return "| key | allowed | default | meaning |\n| --- | --- | --- | --- |\n" + rows;
 }
 
-/// A section's own text as a paragraph, if it takes effect.
+/// A section's text as a paragraph, if the section takes effect.
 std::string about(const std::string& section) {
   const ConfigKey* key = section.empty() ? nullptr : find_config_key(section);
   if (key == nullptr || key->effect != KeyEffect::InEffect || key->text.empty()) return "";

@@ -12,7 +12,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// One resolution: everything below adds to `config_`.
+/// One resolution: all functions below fill `config_`.
 class Resolver {
  public:
   Resolver(const Settings& settings, const ConfigArguments& arguments, Faults& faults)
@@ -94,7 +94,7 @@ class Resolver {
     return DType::Float32;
   }
 
-  /// Of matrices it has other constants than of all else: muon_lr and adam_lr are before lr.
+  /// Muon has separate constants for matrices: muon_lr and adam_lr take precedence over lr.
   void muon(const OptimizerForm& form) {
     OptimizerConfig& optimizer = config_.optimizer;
     const bool given = settings_.given("optimizer.params.lr") || arguments_.lr.has_value();
@@ -260,8 +260,7 @@ class Resolver {
     cycle.decay_momentum_rate = settings_.real("scheduler.params.decay_mom_rate");
   }
 
-  /// The optimizer's rate, also for WarmupDecayLR, whose default in DeepSpeed is 0.001 whatever the
-  /// optimizer's is.
+  /// The optimizer's rate; also for WarmupDecayLR, whose default in DeepSpeed is always 0.001.
   double warmup_max_lr() {
     constexpr const char* path = "scheduler.params.warmup_max_lr";
     const double optimizer = config_.optimizer.lr;
@@ -282,8 +281,8 @@ class Resolver {
     return optimizer;
   }
 
-  /// A warm-up that comes down from above, and a run and a schedule of different lengths, train as
-  /// they say, but hardly as meant.
+  /// Notes on settings that are valid but probably not intended: a warm-up that decreases the rate,
+  /// and a schedule whose length differs from the run's.
   void note_surprises(const SchedulerConfig& scheduler) {
     constexpr const char* low = "scheduler.params.warmup_min_lr";
     if (scheduler.type != SchedulerConfig::Type::WarmupCosineLR &&
@@ -326,7 +325,8 @@ class Resolver {
     return offload;
   }
 
-  /// "auto" of a size that follows the model's width; `by_width` of an absent width is not called.
+  /// "auto" for a size that depends on the model's width; `by_width` is not called if the width is
+  /// unknown.
   template <typename ByWidth>
   std::uint64_t size(const char* path, ByWidth by_width) {
     std::uint64_t elements = settings_.integer(path);
@@ -347,7 +347,7 @@ class Resolver {
     zero.offload_param.max_in_cpu = settings_.integer("zero_optimization.offload_param.max_in_cpu");
     zero.offload_optimizer =
         offload("zero_optimization.offload_optimizer", "zero_optimization.cpu_offload");
-    // 0 makes each parameter its own sub-group in DeepSpeed, and so does 1.
+    // In DeepSpeed both 0 and 1 make each parameter its own sub-group.
     zero.sub_group_size =
         std::max<std::uint64_t>(1, settings_.integer("zero_optimization.sub_group_size"));
     zero.prefetch_bucket_size = size("zero_optimization.prefetch_bucket_size", [](double width) {
@@ -368,7 +368,8 @@ class Resolver {
     }
   }
 
-  /// Whoever asks DeepSpeed for a way to store checkpoints has a model that makes them.
+  /// Configs that set DeepSpeed's ways of storing checkpoints are for models that use
+  /// checkpointing.
   void activation_checkpointing() {
     const std::string section = "activation_checkpointing.";
     bool on = settings_.given(section + "number_checkpoints");
@@ -457,7 +458,7 @@ class Resolver {
     }
   }
 
-  /// One line that says what each "auto" became.
+  /// Adds one line that lists the values of all "auto" keys.
   void note_automatic() {
     automatic_["train_batch_size"] = std::to_string(config_.train_batch_size);
     automatic_["train_micro_batch_size_per_gpu"] = std::to_string(config_.micro_batch_size);
@@ -476,7 +477,7 @@ class Resolver {
   const ConfigArguments& arguments_;
   Faults& faults_;
   Config config_;
-  std::map<std::string, std::string> automatic_;  // canonical path -> what "auto" became
+  std::map<std::string, std::string> automatic_;  // canonical path -> value that replaced "auto"
 };
 
 }  // namespace

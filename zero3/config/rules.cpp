@@ -10,7 +10,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// True when all of them can be relied on.
+/// True if all of these keys are valid.
 template <typename... Paths>
 bool sound(const Settings& settings, const Paths&... paths) {
   return !(settings.broken(paths) || ...);
@@ -71,7 +71,7 @@ void check_offload(const Settings& settings, const std::string& section, const c
   }
 }
 
-/// The schedules that have this parameter, '|' between them; "": all.
+/// The schedules that have this parameter, separated by '|'; "" means all.
 std::string_view schedules_with(std::string_view name) {
   if (name.starts_with("lr_range_test_")) return "LRRangeTest";
   if (name.starts_with("cycle_") || name.starts_with("decay_")) return "OneCycle";

@@ -11,14 +11,14 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-/// The place in the tree at which we are: the two paths end in '.' or are empty.
+/// The current position in the tree; both paths end in '.' or are empty.
 struct TreePosition {
   std::string canonical;
   std::string typed;
-  bool open = false;  // keys that are not in the table are ignored
+  bool open = false;  // unknown keys are ignored
 };
 
-/// The typed path of a nested "enabled" that turns something on, or "".
+/// The typed path of a nested "enabled" that is on, or "".
 std::string enabled_path(const JsonValue& section, const std::string& path) {
   for (const auto& [name, value] : section.members) {
     std::string here = path + "." + name;
@@ -36,7 +36,7 @@ std::string enabled_path(const JsonValue& section, const std::string& path) {
   return "";
 }
 
-/// The path of the key whose last name is near, wherever it stands; or "".
+/// The path of the key whose last component is nearest to the name, in any section; or "".
 std::string near_path(const std::string& name) {
   std::vector<std::string_view> last_names;
   for (const ConfigKey& key : config_keys()) {
@@ -48,7 +48,7 @@ std::string near_path(const std::string& name) {
   return std::string(config_keys()[static_cast<std::size_t>(found - last_names.begin())].path);
 }
 
-/// Names of the keys that may stand under a canonical prefix.
+/// Names of the keys below a canonical prefix.
 std::vector<std::string_view> names_under(const std::string& prefix) {
   std::vector<std::string_view> names;
   for (const ConfigKey& key : config_keys()) {
@@ -59,14 +59,14 @@ std::vector<std::string_view> names_under(const std::string& prefix) {
   return names;
 }
 
-/// Returns what to say about a key that is not in the table.
+/// Returns a hint for a key that is not in the table.
 std::string unknown_hint(const TreePosition& place, const std::string& name) {
   const std::size_t dot = name.find('.');
   if (dot != name.npos && find_config_key(place.canonical + name) != nullptr) {
     return "unknown key; write it as \"" + name.substr(0, dot) + "\": {\"" + name.substr(dot + 1) +
            "\": ...}";
   }
-  // If this section has a key of this name, keys of other sections are not meant.
+  // If this section has a key with a similar name, keys of other sections are not suggested.
   const auto in_this_section = [&](const ConfigKey& key) {
     return !place.canonical.empty() && key.path.starts_with(place.canonical);
   };
@@ -95,7 +95,7 @@ std::string unknown_hint(const TreePosition& place, const std::string& name) {
 
 }  // namespace
 
-/// One walk over the tree.
+/// Walks over the tree once.
 class SettingsReader {
  public:
   SettingsReader(Settings& settings, UnknownKeys unknown, Faults& faults,
@@ -105,7 +105,8 @@ class SettingsReader {
   void object(const JsonValue& object, const TreePosition& place) {
     for (const auto& [name, value] : object.members) {
       const ConfigKey* key = find_config_key(place.canonical + name);
-      if (name.find('.') != name.npos) key = nullptr;  // a dot inside a name is no path
+      // A dot inside a name does not separate components.
+      if (name.find('.') != name.npos) key = nullptr;
       if (key != nullptr) {
         member(*key, value, place.typed + name);
       } else if (!place.open && unknown_ == UnknownKeys::AreNoted) {
@@ -166,7 +167,7 @@ class SettingsReader {
                      std::string(setting.key->detail) + ")");
   }
 
-  /// Notes and refusals by the row's effect. False: the key is done with.
+  /// Handles notes and refusals by the row's effect. False: the key needs no further handling.
   bool effect_allows(const Setting& setting) {
     const ConfigKey& key = *setting.key;
     if (key.effect == KeyEffect::NoEffect) note_no_effect(setting);
@@ -174,7 +175,7 @@ class SettingsReader {
     if (key.type == KeyType::OpenSection) {
       if (key.detail == "{}" && setting.value.members.empty()) return true;
       if (key.detail == "enabled: false") {
-        // A row of its own judges it better.
+        // The separate row for ".enabled" handles it better.
         if (find_config_key(std::string(key.path) + ".enabled") != nullptr) return true;
         const std::string enabled = enabled_path(setting.value, setting.typed_path);
         if (enabled.empty()) return true;
@@ -194,7 +195,7 @@ class SettingsReader {
     return false;
   }
 
-  /// `zero_optimization: true` is stage 1, as in DeepSpeed's first releases.
+  /// `zero_optimization: true` means stage 1, as in DeepSpeed's first releases.
   void stage_of_boolean(bool on, const std::string& typed) {
     const ConfigKey* key = find_config_key("zero_optimization.stage");
     JsonValue stage{.kind = Kind::Number, .number = on ? 1.0 : 0.0, .exact = true};
@@ -222,7 +223,7 @@ class SettingsReader {
     } else {
       member(*row, *type, place.typed + "type");
     }
-    JsonValue rest = section.value;  // parameters of another type are not ours to judge
+    JsonValue rest = section.value;  // parameters of an unsupported type are not checked
     const bool known = !settings_.broken(place.canonical + "type");
     std::erase_if(rest.members, [&](const auto& member) {
       return member.first == "type" || (!known && member.first == "params");

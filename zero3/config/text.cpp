@@ -18,10 +18,10 @@ namespace {
 constexpr std::size_t text_size_max = 1 << 20;
 constexpr int depth_max = 64;
 
-/// A number that JSON cannot say: Infinity, -Infinity, NaN, 1e999. The text that the parser sees
-/// has a string of the same length in its place, so that every offset stays what the user sees.
+/// A number that JSON cannot represent: Infinity, -Infinity, NaN, 1e999. In the text passed to the
+/// parser it is replaced by a string of the same length, so that all offsets are unchanged.
 struct Literal {
-  std::size_t ordinal = 0;  // index among the text's strings, keys included
+  std::size_t ordinal = 0;  // index among the text's strings, including keys
   std::size_t offset = 0;
   std::string_view text;
 };
@@ -54,7 +54,8 @@ std::size_t overflowing_number(std::string_view text) {
   return std::isinf(std::strtod(std::string(text.substr(0, end)).c_str(), nullptr)) ? end : 0;
 }
 
-/// "PATH: line 12, column 3: what". Columns count characters, not bytes; a BOM is none.
+/// Formats "PATH: line 12, column 3: what". Columns count characters, not bytes; a BOM does not
+/// count.
 Error fault_at(std::string_view text, std::size_t offset, const std::string& path,
                const std::string& what) {
   std::size_t line = 1;
@@ -73,13 +74,13 @@ Error fault_at(std::string_view text, std::size_t offset, const std::string& pat
       fmt::format("{}line {}, column {}: {}", path.empty() ? "" : path + ": ", line, column, what));
 }
 
-/// Turns what only people write into plain JSON of the same length and the same line breaks.
+/// Converts the accepted extensions to plain JSON with the same length and the same line breaks.
 class Cleaner {
  public:
   Cleaner(std::string_view text, const std::string& path)
       : text_(text), path_(path), clean_(text) {}
 
-  /// Holds what stood where the clean text has strings of our own, in order.
+  /// The original numbers for the strings inserted into the clean text, in order.
   std::vector<Literal> literals;
 
   Result<std::string> run() {
@@ -102,7 +103,7 @@ class Cleaner {
     }
   }
 
-  /// White space and comments. False: something else is next.
+  /// Skips white space and comments. False: something else follows.
   Result<bool> skip_unseen() {
     const char c = text_[at_];
     if (c == ' ' || c == '\n' || c == '\r' || c == '\t') {
@@ -152,7 +153,7 @@ class Cleaner {
     return {};
   }
 
-  /// The bytes of a number that JSON cannot say; 0 if something else is here.
+  /// The bytes of a number that JSON cannot represent; 0 if something else is here.
   std::size_t literal_size() const {
     for (const std::string_view name : {"NaN", "Infinity", "-Infinity"}) {
       if (sees(name)) return name.size();
@@ -167,7 +168,7 @@ class Cleaner {
     }
     if (c == '}' || c == ']') {
       --depth_;
-      if (comma_ != npos) clean_[comma_] = ' ';  // trailing
+      if (comma_ != npos) clean_[comma_] = ' ';  // a trailing comma
     }
     return {};
   }
@@ -185,13 +186,13 @@ class Cleaner {
   const std::string& path_;
   std::string clean_;
   std::size_t at_ = 0;
-  std::size_t comma_ = npos;  // a comma with nothing after it yet
+  std::size_t comma_ = npos;  // position of a comma that nothing has followed yet
   char previous_ = '\0';      // the first character of the last token
   int depth_ = 0;
-  std::size_t strings_ = 0;  // strings read so far
+  std::size_t strings_ = 0;  // number of strings read so far
 };
 
-/// Receives nlohmann's events; builds the tree and notices keys given twice.
+/// Receives nlohmann's events, builds the tree and detects duplicate keys.
 class Builder {
  public:
   using number_integer_t = nlohmann::json::number_integer_t;
@@ -204,7 +205,7 @@ class Builder {
 
   bool null() { return add({}); }
   bool boolean(bool value) { return add({.kind = JsonValue::Kind::Boolean, .boolean = value}); }
-  bool number_integer(number_integer_t value) {  // has a minus sign
+  bool number_integer(number_integer_t value) {  // numbers with a minus sign
     return add({.kind = JsonValue::Kind::Number,
                 .number = static_cast<double>(value),
                 .exact = value == 0,  // "-0"
@@ -231,7 +232,7 @@ class Builder {
     }
     return add({.kind = JsonValue::Kind::String, .text = std::move(value)});
   }
-  bool binary(binary_t&) { return false; }  // not in text
+  bool binary(binary_t&) { return false; }  // does not occur in text
   bool start_object(std::size_t) { return open(JsonValue::Kind::Object); }
   bool start_array(std::size_t) { return open(JsonValue::Kind::Array); }
   bool end_object() { return close(); }
@@ -252,7 +253,8 @@ class Builder {
   }
   bool parse_error(std::size_t position, const std::string& token,
                    const nlohmann::json::exception& exception) {
-    // `token` is the whole token only for strings and numbers; else `position` counts its end.
+    // For other tokens than strings and numbers `token` is incomplete; `position` counts to its
+    // end.
     what = exception.what();
     const bool whole = what.find("unexpected string") != what.npos ||
                        what.find("unexpected number") != what.npos ||
@@ -268,7 +270,7 @@ class Builder {
   std::string what;
 
  private:
-  /// The literal that the string at hand stands for, or null.
+  /// The original number for the current string, or null.
   const Literal* next_literal() {
     const std::size_t ordinal = strings_++;
     if (literals_read_ == literals_.size()) return nullptr;
@@ -290,7 +292,7 @@ class Builder {
     JsonValue& value = place();
     value.kind = kind;
     seen_.emplace_back();
-    open_.push_back(&value);  // its address is stable: the parent grows only after it is closed
+    open_.push_back(&value);  // its address is stable, as the parent grows only after it is closed
     return true;
   }
   bool close() {
@@ -311,12 +313,12 @@ class Builder {
   const std::vector<Literal>& literals_;
   std::size_t literals_read_ = 0;
   std::size_t strings_ = 0;
-  std::vector<JsonValue*> open_;                       // from the root to the innermost
-  std::vector<std::unordered_set<std::string>> seen_;  // the keys of each
+  std::vector<JsonValue*> open_;                       // path from the root to the innermost value
+  std::vector<std::unordered_set<std::string>> seen_;  // the keys of each object on the path
 };
 
-/// Returns what follows the quotation in nlohmann's words, with a token's name by its lexer, or
-/// nothing: "; expected '}'".
+/// Returns the part after the quotation in nlohmann's message, without the lexer's token names: ";
+/// expected '}'"; or nothing.
 std::string expected_by(const std::string& reason) {
   for (const char* name : {"true literal", "false literal", "null literal", "string literal",
                            "number literal", "'['", "'{'", "']'", "'}'", "':'", "','",
@@ -327,7 +329,7 @@ std::string expected_by(const std::string& reason) {
   return {};
 }
 
-/// nlohmann's message without its number, place and quotation of the input.
+/// nlohmann's message without number, position and quotation of the input.
 std::string plain_reason(const std::string& what) {
   std::size_t from = what.find("syntax error");
   if (from == what.npos) from = what.find("] ") == what.npos ? 0 : what.find("] ") + 2;
@@ -369,7 +371,7 @@ Result<JsonValue> read_json(std::string_view text, const std::string& path) {
 }
 
 namespace {
-/// As JSON, and without the one control character that JSON leaves alone.
+/// As JSON, with the one control character escaped that JSON allows unescaped.
 std::string quoted(const std::string& text) {
   std::string json = nlohmann::json(text).dump();
   for (std::size_t at = json.find('\x7F'); at != json.npos; at = json.find('\x7F', at)) {

@@ -41,7 +41,7 @@ MaybeFault boolean_fault(const ConfigKey& key, JsonValue& value) {
   if (value.kind == Kind::Boolean) return {};
   if (value.kind == Kind::String && (value.text == "true" || value.text == "false")) {
     if (!key.path.starts_with("aio.")) return got(key, value, "remove the quotes");
-    value = {.kind = Kind::Boolean, .boolean = value.text == "true"};  // as ds_nvme_tune prints
+    value = {.kind = Kind::Boolean, .boolean = value.text == "true"};  // as printed by ds_nvme_tune
     return {};
   }
   return got(key, value);
@@ -60,7 +60,7 @@ MaybeFault number_fault(const ConfigKey& key, const JsonValue& value) {
   if (!std::isfinite(number) || number < key.low || number > key.high) return got(key, value);
   if (key.low_excluded && number == key.low) return got(key, value);
   if (key.type == KeyType::Real) {
-    // Arithmetic is in fp32; a loss scale is not, and its minimum is any number that is finite.
+    // Arithmetic uses fp32, except for a loss scale, whose minimum may be any finite number.
     const bool too_large = std::abs(number) > real_max && key.high != any_finite;
     return too_large ? got(key, value, "at most 1e38, which fp32 can hold") : MaybeFault{};
   }
@@ -83,7 +83,7 @@ MaybeFault choice_fault(const ConfigKey& key, JsonValue& value) {
       value.text = choice;
       return {};
     }
-    const bool some = key.effect == KeyEffect::NotSupported;  // suggest what works
+    const bool some = key.effect == KeyEffect::NotSupported;  // suggest values that work
     const auto near = some ? split_choices(key.detail) : choices;
     const std::string nearest = nearest_name(value.text, near);
     if (!nearest.empty()) return got(key, value, "did you mean \"" + nearest + "\"?");
@@ -108,14 +108,15 @@ MaybeFault list_fault(const ConfigKey& key, const JsonValue& value) {
   return {};
 }
 
-/// Puts "a, b" into the form ["a", "b"]; in a list, a comma is a character of a name.
+/// Converts "a, b" to ["a", "b"]; in a list, a comma is part of a name.
 MaybeFault folders_fault(const ConfigKey& key, JsonValue& value) {
   if (value.kind == Kind::String) {
     JsonValue list{.kind = Kind::Array};
-    std::vector<std::string_view> folders;  // an empty text has none, not one without a name
+    // An empty text means no folder, rather than one with an empty name.
+    std::vector<std::string_view> folders;
     if (!value.text.empty()) folders = split(value.text, ',');
     for (std::string_view folder : folders) {
-      if (folders.size() > 1) {  // a name of its own may begin and end with blanks
+      if (folders.size() > 1) {  // a single name may begin and end with blanks
         folder.remove_prefix(std::min(folder.find_first_not_of(' '), folder.size()));
         folder = folder.substr(0, folder.find_last_not_of(' ') + 1);
       }

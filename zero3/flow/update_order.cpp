@@ -31,7 +31,7 @@ void UpdateOrder::set_order(const std::vector<std::uint32_t>& units) {
   ARTESIAN_CHECK(trained_.size() == others.size(), trained_.size(), others.size());
 }
 
-/// Units in order, except those updated under backward or by a separate device.
+/// The units in order, without those updated under backward or by a separate device.
 std::vector<std::uint32_t> UpdateOrder::left_to_forward() const {
   std::vector<std::uint32_t> units;
   for (const std::uint32_t unit : trained_) {
@@ -45,7 +45,7 @@ void UpdateOrder::begin_ahead(std::vector<std::uint32_t> units, bool tried) {
   ARTESIAN_CHECK(!goes_on_reading(units, tried));
   if (tried && !may_try_) units.clear();
   for (const std::uint32_t unit : units) {
-    ARTESIAN_CHECK(turn(unit) != 0 && !is_ahead_[unit], unit);  // trainable, and each once
+    ARTESIAN_CHECK(turn(unit) != 0 && !is_ahead_[unit], unit);  // trainable, and not listed twice
     is_ahead_[unit] = true;
   }
   pass_ = std::move(units);

@@ -16,7 +16,7 @@ std::uint64_t state_moves(const Placement& plan) noexcept {
   return plan.measures ? 3 : 2;
 }
 
-/// The places of `state` in the order that state_candidates() promises.
+/// The indices of `state` in the order promised by state_candidates().
 std::vector<std::uint64_t> order_of_state(const Placement& plan, const PlacementRequest& request,
                                           bool gradients_spill,
                                           const std::vector<Candidate>& state) {
@@ -53,14 +53,14 @@ std::vector<Candidate> candidates_but_state(const Placement& plan, const Config&
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
     const UnitPlacement& place = plan.units[index];
     const bool trainable = plan.layout.units[index].trainable;
-    // Micro-batches are taken to run at once.
+    // This assumes that all micro-batches run at once.
     if (place.grad != Tier::Device && trainable) {
       all.push_back({.kind = ResidentKind::Gradient,
                      .unit = index,
                      .bytes = plan.grad_bytes(index),
                      .moves = moves[index].gradient + (plan.measures ? 1 : 0)});
     }
-    // The optimizer writes it, and may read it, too.
+    // The update writes the parameters, and may also read them.
     const std::uint64_t reads = !plan.update_reads_param(index) ? 0 : plan.measures ? 2 : 1;
     const std::uint64_t by_update = trainable ? 1 + reads : 0;
     if (place.param == Tier::Nvme) {

@@ -114,8 +114,8 @@ BlockRange CheckpointLayout::blocks_of(std::size_t image, SavedArray array,
   return {found->first_block + first, std::min(found->blocks_per_sub_group, found->blocks - first)};
 }
 
-/// Lays tensors one behind the other, at offsets into the data; the header, and with it the offset
-/// of the data, is known at the end.
+/// Lays tensors one after the other at offsets into the data; the header, and with it the offset of
+/// the data, is only known at the end.
 class CheckpointLayoutMaker {
  public:
   CheckpointLayoutMaker(const std::vector<ParameterSpec>& parameters, std::uint32_t file)
@@ -169,7 +169,7 @@ class CheckpointLayoutMaker {
     ARTESIAN_CHECK(image.sub_group > 0 && image.sub_group % image_alignment == 0, image.sub_group);
   }
 
-  /// Blocks follow one another up to the file's end, and parts lie in them.
+  /// Checks that blocks are contiguous up to the file's end, and that parts lie within them.
   void check_blocks() const {
     std::uint64_t end = layout_.head_.size();
     for (const CheckpointBlock& block : layout_.blocks_) {
@@ -260,7 +260,8 @@ class CheckpointLayoutMaker {
 
   void add_tensor(std::string name, const SafetensorsType* type, std::vector<std::uint64_t> shape,
                   std::uint64_t bytes) {
-    // A cut parameter "w" and a whole one named "w@0": the table tells them apart, names need not.
+    // A cut parameter "w" and a whole one named "w@0" would collide: only the table must
+    // distinguish them, so any free name will do.
     while (!names_.insert(name).second) name += '\'';
     tensors_.push_back({std::move(name), type, std::move(shape), position_, position_ + bytes});
     position_ += bytes;

@@ -16,7 +16,7 @@ std::vector<std::size_t> line_of(const std::vector<FoundCheckpoint>& found,
     ARTESIAN_CHECK(line.size() < found.size(), line.size());
     line.push_back(static_cast<std::size_t>(at - found.begin()));
     const CheckpointLink& child = at->link;
-    // Serials fall along the line, so that it ends, whatever the manifests say.
+    // Serials decrease along the line, so it ends even if manifests are inconsistent.
     at = std::find_if(found.begin(), found.end(), [&](const FoundCheckpoint& each) {
       return child.parent != 0 && each.link.id == child.parent &&
              each.link.lineage == child.lineage && each.link.serial < child.serial;
@@ -44,7 +44,7 @@ std::vector<std::size_t> to_prune(const std::vector<FoundCheckpoint>& found,
 std::uint64_t bytes_to_come(const CheckpointRoom& room) noexcept {
   constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
   if (room.saves == 0 && room.keep == 0) return no_end;
-  std::uint64_t at_once = no_end;  // that exist at one time
+  std::uint64_t at_once = no_end;  // checkpoints that exist at the same time
   if (room.saves != 0) at_once = room.present + room.saves;
   if (room.keep != 0) {
     at_once = std::min(at_once, std::max<std::uint64_t>(room.keep, room.present) + 1);
@@ -58,7 +58,7 @@ std::uint64_t bytes_to_come(const CheckpointRoom& room) noexcept {
 
 bool holds_up_training(std::uint64_t checkpoint_bytes, double folder_rate,
                        double state_rate) noexcept {
-  const bool is_long = static_cast<double>(checkpoint_bytes) > folder_rate;  // than a second
+  const bool is_long = static_cast<double>(checkpoint_bytes) > folder_rate;  // more than a second
   return folder_rate > 0 && is_long && folder_rate < 0.5 * state_rate;
 }
 

@@ -30,13 +30,13 @@ bool expands(const Placement& plan) noexcept {
   return plan.param_dtype != plan.compute_dtype;
 }
 
-/// Bytes of slots for so many elements; at most `all`.
+/// Bytes of slots for this many elements; at most `all`.
 std::uint64_t slots_of(const Placement& plan, std::uint64_t elements, std::uint64_t all) {
   const std::uint64_t size = dtype_size(plan.compute_dtype);
   return elements >= all / size ? all : elements * size;
 }
 
-/// The most bytes of slots at once: kept and prefetched units, and one demand in addition.
+/// The most bytes of slots at any time: kept and prefetched units, plus one demand.
 std::uint64_t slots_max(const PlacementRequest& request, const Placement& plan,
                         const DeviceNeed& need) {
   const std::uint64_t live = request.config->zero.max_live_parameters;
@@ -58,9 +58,9 @@ std::vector<std::uint64_t> gradients_of_stages(const PlacementRequest& request) 
   return bytes;
 }
 
-/// Returns the most that autograd and what waits for the host hold at once. On a separate device a
-/// stage's gradients wait while the next one is computed, or the sum of micro-batches for the next
-/// of them; where the device sums these, both.
+/// Returns the most bytes that autograd and gradients waiting for the host hold at any time. On a
+/// separate device a stage's gradients wait while the next one is computed, or a sum of
+/// micro-batches waits for the next of them; if the device sums gradients, both.
 std::uint64_t gradients_at_once(const PlacementRequest& request, const Placement& plan) {
   const std::vector<std::uint64_t> stages = gradients_of_stages(request);
   const std::uint64_t largest = *std::max_element(stages.begin(), stages.end());
@@ -108,13 +108,13 @@ DeviceNeed device_need(const PlacementRequest& request, const Placement& plan) {
   return need;
 }
 
-/// The least that the tier must hold.
+/// The minimal size of the tier.
 std::uint64_t minimum_of(const Placement& plan, const DeviceNeed& need) {
   return need.fixed + need.stage + plan.device_gradient_bytes;
 }
 
-/// What comes of a unit's sums of squares comes to the host at once, up to a limit: the host waits
-/// for each part.
+/// A unit's sums of squares are copied to the host together, up to a limit, as the host waits for
+/// each copy.
 std::uint64_t gradient_scratch(const Placement& plan, std::size_t unit) {
   const std::uint64_t leaves = plan.layout.units[unit].image / kernels::norm_leaf;
   const std::uint64_t bytes =
@@ -139,8 +139,8 @@ Placement with_device_buffers(const PlacementRequest& request, Placement plan) {
   return plan;
 }
 
-/// With those units in the device tier that compute takes as they are stored, where all else
-/// expands: each saves a slot also.
+/// Places units that compute reads in their stored dtype in the device tier, if all others are
+/// expanded: each also saves a slot.
 Placement with_tables_on_device(const PlacementRequest& request, std::uint64_t room,
                                 Placement plan) {
   for (std::size_t index = 0; index < plan.units.size(); ++index) {
@@ -155,11 +155,11 @@ Placement with_tables_on_device(const PlacementRequest& request, std::uint64_t r
   return with_routes(std::move(plan));
 }
 
-/// Parameters meant for NVMe that device memory has room for beside slots have their homes there,
-/// in order of first use: where a slot saves fetches, a home also saves what the update reads and
-/// writes. Slots are left for the stage that needs most, and for what is fetched ahead of it: one
-/// stage more; where compute reads a home itself it takes none. Not where ranks share them, nor
-/// on a separate device whose kernels would have to expand them.
+/// Gives parameters meant for NVMe a home in device memory if there is room beside the slots, in
+/// order of first use: a slot saves fetches, while a home also saves the update's reads and writes.
+/// Slots must remain for the stage that needs the most, and for one more stage that is prefetched;
+/// homes that compute reads directly need no slots. Not done if ranks divide the parameters, nor on
+/// a separate device whose kernels would have to expand them.
 Draft with_params_on_device(const PlacementRequest& request, Draft draft) {
   const ZeroConfig& zero = request.config->zero;
   const bool meant_for_nvme = zero.offload_param.device == Offload::Nvme;
@@ -189,13 +189,13 @@ Draft with_params_on_device(const PlacementRequest& request, Draft draft) {
   return draft;
 }
 
-/// True where spare device memory may hold state that is meant for NVMe.
+/// True if spare device memory may hold state that is meant for NVMe.
 bool may_keep_state_on_device(const PlacementRequest& request) noexcept {
   return request.spare_device && request.config->zero.offload_optimizer.device == Offload::Nvme;
 }
 
-/// Units whose parameters are on the device and whose state is not, the smallest first, else in
-/// order of first use.
+/// Units whose parameters are on the device and whose state is not, smallest first, ties in order
+/// of first use.
 std::vector<std::uint32_t> units_to_update_there(const Placement& plan) {
   std::vector<std::uint32_t> units;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
@@ -209,10 +209,11 @@ std::vector<std::uint32_t> units_to_update_there(const Placement& plan) {
   return units;
 }
 
-/// Gives the room that a separate device has beside slots and parameters to gradients and optimizer
-/// state of units, which it then updates itself. Of a unit all or nothing: what is there and the
-/// host updates would cross the bus twice. Given more room they are the same units and others, so
-/// that the host has less to keep: hence their order, and nothing where parameters lack room.
+/// Uses memory of a separate device, beside slots and parameters, for gradients and optimizer state
+/// of units, which the device then updates itself. A unit is moved completely or not at all, as a
+/// part on the device that the host updates would cross the bus twice. The order is chosen so that
+/// more memory only adds units, which leaves less to the host; nothing is moved if parameters lack
+/// room.
 Draft with_updates_on_device(const PlacementRequest& request, Draft draft) {
   if (!request.separate_device || !may_keep_state_on_device(request)) return draft;
   if (host_updates_all(request)) return draft;
@@ -248,7 +249,7 @@ Draft fill_device(const PlacementRequest& request, Placement plan) {
   draft = with_updates_on_device(request, with_params_on_device(request, std::move(draft)));
   const DeviceNeed need = device_need(request, draft.placement);
   ARTESIAN_CHECK(need.fixed + need.stage <= draft.device_room, need.fixed, need.stage);
-  // What state may take is not there for slots, whose moves depend on it.
+  // Memory that may hold state is not available for slots, whose moves depend on it.
   const std::uint64_t slots = std::min(draft.device_room - need.fixed, need.stage + need.next);
   if (may_keep_state_on_device(request) && !request.separate_device) {
     draft.device_spare = draft.device_room - need.fixed - slots;

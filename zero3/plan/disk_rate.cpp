@@ -23,7 +23,7 @@ std::optional<double> DiskRate::share() const {
   const auto seen = seen_.all();
   if (seen.empty()) return {};
   const double best = *std::max_element(seen.begin(), seen.end());
-  ARTESIAN_CHECK(best >= share_min, best);  // others were passed over
+  ARTESIAN_CHECK(best >= share_min, best);  // lower shares were ignored
   return best;
 }
 

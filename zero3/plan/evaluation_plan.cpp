@@ -21,7 +21,7 @@ Result<Moved> plan_evaluation(const Placement& placement, const std::vector<Stag
                  });
   Prefetcher prefetcher(placement.layout, slots, limits);
   ARTESIAN_TRY_VOID(prefetcher.gather_persistent());
-  constexpr int passes = 4;  // recorded, first that is followed, first that repeats, steady
+  constexpr int passes = 4;  // recording, first followed, first repeated, and steady passes
   for (int pass = 0; pass < passes; ++pass) {
     moved = {};
     ARTESIAN_TRY_VOID(prefetcher.begin_pass(Course::Evaluations));

@@ -8,9 +8,9 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::uint64_t elements_max = 8 << 20;  // elements sent at a time, of all shares together
+constexpr std::uint64_t elements_max = 8 << 20;  // elements sent at a time, over all shares
 constexpr std::uint64_t header_fixed = 64;       // bytes
-constexpr std::uint64_t line = 64;               // bytes: slices begin at multiples
+constexpr std::uint64_t line = 64;               // bytes: alignment of slices
 
 }  // namespace
 

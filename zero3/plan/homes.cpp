@@ -16,15 +16,15 @@ Tier home_of(Offload device) noexcept {
   return device == Offload::None ? Tier::Device : device == Offload::Cpu ? Tier::Host : Tier::Nvme;
 }
 
-/// Split, but where the parameters are on a separate device and the state in host memory: whole
-/// weights are nearer to the update there, if there is room for them.
+/// Split, except if the parameters are on a separate device and the state is in host memory: whole
+/// weights are then nearer to the update, if there is room for them.
 Master master_of(const PlacementRequest& request, const UnitPlacement& place,
                  bool param_on_device) noexcept {
   const DType dtype = request.config->param_dtype;
   if (dtype == DType::Float32) return Master::Parameter;
   const bool narrow = request.config->artesian.moments != DType::Float32;
   if (dtype != DType::BFloat16 || (!request.split_master && !narrow)) return Master::Own;
-  // A record's arrays are of one width, whole weights are not: Note [Records] in state.h.
+  // A record's arrays have equal widths, but whole weights are wider: Note [Records] in state.h.
   if (narrow) return Master::Split;
   const bool far = request.separate_device && place.optimizer == Tier::Host && param_on_device;
   return far && !request.split_far ? Master::Own : Master::Split;
@@ -34,7 +34,7 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   const ZeroConfig& zero = request.config->zero;
   UnitPlacement place;
   place.param = unit.persistent ? Tier::Device : home_of(zero.offload_param.device);
-  // Several ranks that have all parameters would each write what the others have updated.
+  // If all ranks have all parameters, each would write what the others have updated.
   const bool whole = request.ranks > 1 && request.whole_params;
   if (whole && unit.trainable && place.param == Tier::Nvme) place.param = Tier::Host;
   // A frozen unit has no optimizer state, so its home does not matter.

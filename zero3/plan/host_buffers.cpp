@@ -8,7 +8,7 @@ namespace artesian::zero3 {
 namespace {
 
 constexpr std::uint64_t sub_group_max = 262144;       // elements: an fp32 block is then 1 MiB
-constexpr std::uint64_t staging_bytes_max = 4 << 20;  // of one copy to or from a device
+constexpr std::uint64_t staging_bytes_max = 4 << 20;  // for one copy to or from a device
 constexpr std::uint32_t grad_staging_count_max = 4;
 constexpr std::uint64_t ring_count_max = 256;
 
@@ -31,7 +31,7 @@ std::uint64_t HostBuffers::staging_min(std::uint64_t sub_group) const {
   return param_block_bytes(sub_group) * (params_on_nvme() ? 2 : 1);
 }
 
-/// The most blocks of one staging buffer.
+/// The most blocks in one staging buffer.
 std::uint64_t HostBuffers::staging_blocks_max(std::uint64_t sub_group) const {
   const std::uint64_t size = dtype_size(plan_.param_dtype);
   const std::uint64_t wanted = config_.zero.offload_param.buffer_size;
@@ -90,16 +90,16 @@ std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
       ARTESIAN_CHECK(total() <= room, total(), room);
       return ring;
     }
-    // Whole matrices stay as they are, however small the others become.
+    // Whole matrices keep their size, however small the other sub-groups become.
     if (sub_group > image_alignment && item_bytes(image_alignment) < ring.item_bytes) continue;
     while (total() > room && ring.count > 1) --ring.count;
     return total() <= room ? std::optional(ring) : std::nullopt;
   }
 }
 
-/// While a stage computes, the disk works on what the ring holds: the reads of coming sub-groups
-/// and the writes of past ones. More than a stage's share cannot be of use; what the config's
-/// buffers hold at most, and an eighth of `room`, bound it too. Returns how many items that are.
+/// While a stage computes, the disk processes the ring's items: reads of later sub-groups and
+/// writes of earlier ones. More items than a stage's share would be useless; the config's buffers
+/// and an eighth of `room` are further limits. Returns the number of items.
 std::uint32_t HostBuffers::lengthened(const Ring& ring, std::uint64_t room) const {
   if (ring.item_bytes == 0) return ring.count;
   ARTESIAN_CHECK(ring.sub_group != 0 && !plan_.layout.stages.empty(), ring.sub_group);

@@ -16,19 +16,20 @@ using tiering::Tier;
 
 namespace {
 
-/// The least host memory through which inputs go to NVMe.
+/// The minimal host memory through which inputs are written to NVMe.
 std::uint64_t input_buffers_min(const PlacementRequest& request, const KeptInputs& inputs) {
   return any_nvme(*request.config) && inputs.some() ? 4096 : 0;
 }
 
-/// The most that these buffers may take of `room`; smooth, as HostBuffers::staging_share() is.
+/// The most that these buffers may take of `room`; changes smoothly with it, like
+/// HostBuffers::staging_share().
 std::uint64_t input_buffers_share(const PlacementRequest& request, const KeptInputs& inputs,
                                   std::uint64_t room) {
   if (input_buffers_min(request, inputs) == 0) return 0;
   return std::min(room / 8, input_buffers_max(inputs));
 }
 
-/// Once the homes of inputs are known.
+/// Called once the homes of inputs are known.
 Placement with_input_buffers(const PlacementRequest& request, std::uint64_t room, Placement plan) {
   if (plan.inputs.bytes_in(Tier::Nvme) == 0) return plan;
   size_input_buffers(plan.inputs, input_buffers_min(request, plan.inputs) +
@@ -62,7 +63,7 @@ std::uint64_t host_homes(const PlacementRequest& request, const Placement& plan)
   return bytes;
 }
 
-/// The buffer in which one stage's gradients are added, where gradients spill.
+/// The buffer in which one stage's gradients are added, if gradients spill.
 std::uint64_t grad_buffer(const PlacementRequest& request, const Placement& plan) {
   return any_nvme(*request.config) ? plan.largest_stage_grad_bytes() : 0;
 }
@@ -73,12 +74,13 @@ void set_optimizer_home(Placement& plan, const Candidate& state, Tier home) {
                                place.optimizer);
   const auto index = static_cast<std::size_t>(state.sub_group);
   ARTESIAN_CHECK(index < place.optimizer_homes.size(), state.unit, index);
-  ARTESIAN_CHECK(place.optimizer_homes[index] == place.optimizer, state.unit, index);  // once
+  // Not moved twice.
+  ARTESIAN_CHECK(place.optimizer_homes[index] == place.optimizer, state.unit, index);
   place.optimizer_homes[index] = home;
 }
 
 /// Gives spare device memory to state, and adds the rest to `candidates`. The cost is the traffic
-/// of all of these.
+/// of all candidates.
 Draft with_state_on_device(const PlacementRequest& request, Draft draft,
                            std::vector<Candidate>& candidates) {
   std::uint64_t spare = draft.device_spare;
@@ -145,9 +147,9 @@ std::vector<UnitMoves> moves_of(const PlacementRequest& request, const Placement
   return moves_of_a_pass(plan, *request.stages, PrefetchLimits::of(request.config->zero));
 }
 
-/// The largest host budget with a ring one size smaller, if that may be better: it leaves less
-/// than the least room for this one, which may be more than `spare`, or fit better. `must` lies
-/// below the room of the buffers; `spare` is what the ring leaves of that room for residents.
+/// The largest host budget with a ring one size smaller, if that may be better: it leaves less than
+/// the minimal room for this one, which may exceed `spare`, or fit better. `must`: bytes below the
+/// buffers' room; `spare`: what the ring leaves of that room for residents.
 std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& request,
                                                       const Placement& plan, std::uint64_t must,
                                                       std::uint64_t spare) {
@@ -158,17 +160,19 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
   const std::uint64_t total = ring + buffers.staging_min(plan.sub_group);
   const std::uint64_t record = plan.record_bytes_max(plan.sub_group);
   std::uint64_t least = total <= room / 4 ? 4 * total : total;
-  std::uint64_t below = least;                       // bounds the bytes left over
-  if (plan.ring_count > buffers.ring_count_min()) {  // lengthened: just below, by one item less
+  std::uint64_t below = least;  // bounds the bytes left over
+  // A lengthened ring: just below, with one item less.
+  if (plan.ring_count > buffers.ring_count_min()) {
     least = 8 * ring;
     below = least - ring + plan.ring_item_bytes;
   }
-  below += grad_buffer(request, plan);  // if no gradient spills there
+  below += grad_buffer(request, plan);  // if no gradient spills with this budget
   if (spare < below + record) return must + least - 1;
   return std::nullopt;
 }
 
-/// Gives candidates the `spare` bytes; if gradients spill, less the buffer where these are added.
+/// Gives the `spare` bytes to candidates; if gradients spill, minus the buffer in which they are
+/// added.
 HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Candidate> candidates,
                    std::uint64_t spare, std::optional<Cost> to_beat) {
   Placement& plan = draft.placement;
@@ -191,7 +195,7 @@ HostTier fill_host(const PlacementRequest& request, Draft draft, std::vector<Can
 KeptInputs inputs_within(const PlacementRequest& request, std::uint64_t host_room) {
   const Config& config = *request.config;
   if (!config.cpu_checkpointing || request.input_elements.empty()) return {};
-  std::vector<std::uint64_t> elements = request.input_elements;  // those that backward needs
+  std::vector<std::uint64_t> elements = request.input_elements;  // the inputs that backward needs
   const auto below = first_trainable_stage(*request.parameters, *request.stages);
   std::fill_n(elements.begin(), std::min(below, elements.size()), std::uint64_t{0});
   return describe_inputs({.stages = request.stages,
@@ -239,7 +243,7 @@ Result<HostTier> place_in_host(const PlacementRequest& request, Draft draft,
     plan = with_inputs_in_host(request, spare, std::move(plan));
     return HostTier{.draft = std::move(draft)};
   }
-  if (candidates.empty()) {  // they depend on the ring only with a separate device
+  if (candidates.empty()) {  // the buffers depend on the ring only with a separate device
     candidates = candidates_but_state(plan, *request.config, moves_of(request, plan));
   }
   HostTier tier =

@@ -14,9 +14,9 @@ using tiering::Tier;
 namespace {
 
 constexpr std::uint64_t page = 4096;
-constexpr std::uint64_t block_bytes_max = 1 << 20;  // as of sub-groups
+constexpr std::uint64_t block_bytes_max = 1 << 20;  // as for sub-groups
 constexpr std::uint64_t buffer_count_max = 64;
-constexpr std::uint64_t places_max = 1 << 16;  // for all stages: bounds the tables
+constexpr std::uint64_t places_max = 1 << 16;  // for all stages; bounds the tables
 
 }  // namespace
 
@@ -88,7 +88,7 @@ std::uint64_t input_buffers_max(const KeptInputs& inputs) {
   return std::min(2 * inputs.largest(), buffer_count_max * block_bytes_max);
 }
 
-/// Room for two inputs if possible: one that is worked on, and one in flight.
+/// Room for two inputs if possible: one in use, and one in flight.
 void size_input_buffers(KeptInputs& inputs, std::uint64_t room) {
   ARTESIAN_CHECK(room >= page, room);
   const std::uint64_t wanted = std::min(room, input_buffers_max(inputs));

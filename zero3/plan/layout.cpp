@@ -36,7 +36,8 @@ std::vector<bool> choose_persistent(const std::vector<ParameterSpec>& parameters
 void append(Layout& layout, std::uint32_t unit_index, std::uint32_t parameter,
             const ParameterSpec& spec) {
   Unit& unit = layout.units[unit_index];
-  ARTESIAN_CHECK(layout.places[parameter].unit == no_unit, parameter);  // each has one place
+  // Each parameter has one place.
+  ARTESIAN_CHECK(layout.places[parameter].unit == no_unit, parameter);
   ARTESIAN_CHECK(unit.trainable == spec.trainable, parameter, unit_index);
   const std::uint64_t first = round_up(unit.image, parameter_alignment);
   const std::uint64_t numel = spec.numel();
@@ -60,8 +61,8 @@ std::string name_of(const StageSpec& stage, bool persistent, bool trainable) {
   return stage.name + (persistent ? " (frozen, persistent)" : " (frozen)");
 }
 
-/// A unit's parameters lie one behind the other, each at a multiple of a leaf of the norm, and its
-/// image is as many shares as there are ranks: Note [Shares].
+/// Checks that a unit's parameters follow one another, each at a multiple of a norm's leaf, and
+/// that its image consists of one share per rank: Note [Shares].
 void check_unit(const Layout& layout, std::uint32_t index) {
   const Unit& unit = layout.units[index];
   std::uint64_t end = 0;
@@ -78,7 +79,7 @@ void check_unit(const Layout& layout, std::uint32_t index) {
   ARTESIAN_CHECK(unit.share % image_alignment == 0, unit.share);
 }
 
-/// Each parameter is in one unit, and each stage gathers units that there are.
+/// Checks that each parameter is in one unit, and that each stage gathers existing units.
 void check_layout(const Layout& layout) {
   std::size_t parameters = 0;
   for (std::uint32_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -105,7 +106,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters,
     std::vector<std::uint32_t> stage_units;
     std::array<std::uint32_t, 4> shared_units{no_unit, no_unit, no_unit, no_unit};
     for (const auto parameter : stage.parameters) {
-      if (layout.places[parameter].unit != no_unit) {  // a tied weight, met before
+      if (layout.places[parameter].unit != no_unit) {  // a tied weight that was seen before
         stage_units.push_back(layout.places[parameter].unit);
         continue;
       }

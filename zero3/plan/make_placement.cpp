@@ -1,5 +1,5 @@
-// Runs the passes of draft.h, for several requests where one cannot be known to be best, and takes
-// the plan that moves the fewest bytes.
+// Runs the passes of draft.h, for several requests if none is known to be best, and takes the plan
+// that moves the fewest bytes.
 #include "zero3/plan/make_placement.h"
 
 #include <fmt/core.h>
@@ -20,8 +20,8 @@ using tiering::Tier;
 
 namespace {
 
-/// A ring grows by leaps, at the cost of residents: Note [More memory, never more bytes]. Where
-/// they would save less than below the leap, what was right there stays.
+/// The ring grows in large steps, at the cost of residents: Note [More memory, never more bytes].
+/// If residents would save less than just below such a step, the smaller ring is kept.
 Result<Draft> place_with_best_ring(const PlacementRequest& request) {
   ARTESIAN_TRY(on_device, place_in_device(request));
   ARTESIAN_TRY(tier, place_in_host(request, on_device));
@@ -37,7 +37,7 @@ Result<Draft> place_with_best_ring(const PlacementRequest& request) {
   return best;
 }
 
-/// True if spare device memory has homes in place of slots, in which parameters could stay
+/// True if spare device memory holds homes instead of slots, in which parameters could stay
 /// gathered.
 bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcept {
   const ZeroConfig& zero = request.config->zero;
@@ -59,8 +59,8 @@ bool takes_slots(const PlacementRequest& request, const Placement& plan) noexcep
   return state && some_need_slots;
 }
 
-/// Such homes are there only where they save bytes; on a separate device, where slots save no more:
-/// it updates some units itself.
+/// Keeps such homes only if they save bytes or, on a separate device that updates some units
+/// itself, if slots would not save more.
 Result<Draft> place_with_best_homes(const PlacementRequest& request) {
   auto best = place_with_best_ring(request);
   if (!best.has_value() || !takes_slots(request, best->placement)) return best;
@@ -72,8 +72,8 @@ Result<Draft> place_with_best_homes(const PlacementRequest& request) {
   return stays ? std::move(best) : std::move(other);
 }
 
-/// True if the update fetches upper halves from NVMe although memory has most of the optimizer
-/// state. As long as it has not, there is better use for the room that splitting leaves.
+/// True if the update fetches upper halves from NVMe although most of the optimizer state is in
+/// memory. As long as it is not, the room saved by splitting has better uses.
 bool fetches_halves_alone(const Placement& plan) noexcept {
   bool fetches = false;
   std::uint64_t on_nvme = 0;
@@ -87,8 +87,8 @@ bool fetches_halves_alone(const Placement& plan) noexcept {
   return fetches && on_nvme <= all / 4;
 }
 
-/// Whole master weights are nearer to an update whose parameters are on a separate device. Where
-/// host memory is too small for them, or for what else they leave to NVMe, halves cross the bus.
+/// Whole master weights are nearer to an update whose parameters are on a separate device. If host
+/// memory is too small for them, or they displace other state to NVMe, halves cross the bus.
 Result<Draft> place_with_nearest_masters(const PlacementRequest& request) {
   auto best = place_with_best_homes(request);
   if (!request.separate_device || !request.split_master) return best;
@@ -100,8 +100,8 @@ Result<Draft> place_with_nearest_masters(const PlacementRequest& request) {
   return better ? std::move(other) : std::move(best);
 }
 
-/// Split master weights take less memory and fewer bytes; but where host memory has the state and
-/// NVMe the parameters, the update would fetch for nothing what whole ones hold at hand.
+/// Split master weights need less memory and fewer bytes. But if state is in host memory and
+/// parameters are on NVMe, the update would fetch halves that whole weights already have in memory.
 Result<Draft> place_with_best_masters(const PlacementRequest& request) {
   auto best = place_with_nearest_masters(request);
   if (!best.has_value() || !fetches_halves_alone(best->placement)) return best;
@@ -124,7 +124,7 @@ Placement with_nvme_space(const Config& config, Placement plan) {
   return plan;
 }
 
-/// Adds space in which updates made ahead of the norm keep the old state.
+/// Adds memory for the old state of units updated before the norm is known.
 Placement with_old_state(const PlacementRequest& request, Placement plan) {
   const Config& config = *request.config;
   const bool ahead = waits_for_norm(config) && may_update_under_backward(config);
@@ -136,7 +136,7 @@ Placement with_old_state(const PlacementRequest& request, Placement plan) {
   return plan;
 }
 
-/// Each sub-group of a unit's state has one home, and bytes move by the routes that homes allow.
+/// Checks that each sub-group of a unit's state has one home, and that the routes fit the homes.
 void check_unit(const Placement& plan, std::uint32_t unit) {
   const UnitPlacement& place = plan.units[unit];
   const bool trainable = plan.layout.units[unit].trainable;
@@ -156,7 +156,8 @@ void check_unit(const Placement& plan, std::uint32_t unit) {
   ARTESIAN_CHECK(plan.grad_bytes(unit) <= plan.grad_buffer_bytes, unit, plan.grad_buffer_bytes);
 }
 
-/// No budget is exceeded, homes are within the pools, and what passes through buffers has some.
+/// Checks that no budget is exceeded, that homes fit into the pools, and that there are buffers for
+/// everything that needs them.
 void check_placement(const PlacementRequest& request, const Placement& plan) {
   ARTESIAN_CHECK(plan.units.size() == plan.layout.units.size(), plan.units.size());
   ARTESIAN_CHECK(plan.sub_group != 0 && plan.sub_group % image_alignment == 0, plan.sub_group);

@@ -45,13 +45,13 @@ Moved MovedByKind::total() const noexcept {
 MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   if (!plan.layout.units[unit].trainable) return {};
   const UnitPlacement& place = plan.units[unit];
-  const std::uint64_t updated =  // parameters that this rank makes anew
+  const std::uint64_t updated =  // parameters that this rank updates
       plan.layout.units[unit].share * dtype_size(plan.param_dtype);
   MovedByKind moved;
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || !plan.params_cut;  // parameters updated by other ranks are received
   if (held) moved.param.bus = whole - std::min(updated, whole);
-  const bool gathers = plan.ranks > 1 && !plan.params_cut;  // the home has all of them
+  const bool gathers = plan.ranks > 1 && !plan.params_cut;  // the home holds all of them
   const std::uint64_t fresh = gathers ? whole : updated;
   if (place.updated_on_device()) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);

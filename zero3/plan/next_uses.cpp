@@ -47,7 +47,7 @@ void NextUses::set_evictable(std::uint32_t unit, std::uint64_t ordinal) noexcept
   }
 }
 
-/// Sums wrap around modulo 2^64: adding 0 - x takes x away.
+/// Sums wrap around modulo 2^64, so adding 0 - x subtracts x.
 void NextUses::add(std::uint64_t ordinal, std::uint64_t elements) noexcept {
   evictable_elements_ += elements;
   if (ordinal == never) return;
@@ -72,12 +72,12 @@ std::uint64_t NextUses::evictable_after(std::uint64_t now, std::uint64_t ordinal
   const std::uint64_t round = by_slot_.size();
   ARTESIAN_CHECK(now <= ordinal && ordinal - now <= round, now, ordinal, round);
   if (round == 0) return evictable_elements_;
-  if (ordinal - now == round) {  // all but those that are never needed
+  if (ordinal - now == round) {  // all except those that are never needed
     return evictable_elements_ - before_slot(round);
   }
   const std::uint64_t begin = (now + 1) % round;
   const std::uint64_t end = (ordinal + 1) % round;
-  std::uint64_t sooner = before_slot(end) - before_slot(begin);  // needed in (now, ordinal]
+  std::uint64_t sooner = before_slot(end) - before_slot(begin);  // those needed in (now, ordinal]
   if (end < begin) sooner += before_slot(round);
   ARTESIAN_CHECK(sooner <= evictable_elements_, sooner, evictable_elements_);
   return evictable_elements_ - sooner;

@@ -129,7 +129,7 @@ Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
   return place.param == Tier::Nvme ? Route::Disk : Route::Memory;
 }
 
-/// On a separate device gradients are added there, or copied to the host, which adds.
+/// With a separate device, gradients are added there, or copied to the host, which adds them.
 Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
   if (!plan.separate_device) return place.grad == Tier::Nvme ? Route::Disk : Route::InPlace;
   return place.grad == Tier::Device ? Route::OnDevice : Route::Queues;
@@ -137,7 +137,7 @@ Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
 
 }  // namespace
 
-/// Who makes the update is known before.
+/// The maker of the update must be known first.
 Placement with_routes(Placement plan) {
   for (UnitPlacement& place : plan.units) {
     place.gather = gather_of(plan, place);

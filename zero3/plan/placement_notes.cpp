@@ -18,8 +18,7 @@ namespace {
 
 using Notes = std::vector<std::string>;
 
-/// Elements of parameters that are meant for NVMe and are in `tier` all the same. `elements_of`:
-/// the unit's.
+/// Elements of parameters that are meant for NVMe but are in `tier`. `elements_of`: of a unit.
 template <typename Elements>
 std::uint64_t kept_from_nvme(const PlacementRequest& request, const Placement& plan, Tier tier,
                              const Elements& elements_of) {
@@ -82,7 +81,7 @@ void note_residents(const PlacementRequest& request, const Placement& plan, Note
   std::uint64_t spilled = 0;
   std::uint64_t gradients = 0;
   std::uint64_t state = 0;
-  std::uint64_t on_device = 0;  // part of it on the device, as far as it is meant for NVMe
+  std::uint64_t on_device = 0;  // the part on the device, among parameters meant for NVMe
   std::uint64_t in_host = 0;
   const bool meant_for_nvme = request.config->zero.offload_optimizer.device == Offload::Nvme;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {

@@ -19,7 +19,7 @@ double seconds_for(std::uint64_t bytes, double bytes_per_s) {
   return bytes_per_s > 0.0 ? static_cast<double>(bytes) / bytes_per_s : 0.0;
 }
 
-/// One alone tells nothing.
+/// A single value is no evidence.
 double in_common(std::span<const double> seconds) {
   return seconds.size() < 2 ? 0.0 : *std::min_element(seconds.begin(), seconds.end());
 }
@@ -74,8 +74,8 @@ double Prediction::expected_seconds(bool updates, double probed_s) const {
   return probed_s / share;
 }
 
-/// The same phase of the next step is expected to take the longer of what was computed in it and of
-/// what its bytes take on the disks, and what such phases take beyond that.
+/// The same phase of the next step is expected to take the longer of its computing time and its
+/// disk time, plus the excess that such phases usually have.
 void Prediction::end_phase(const PhaseUse& use) {
   const double computed = use.seconds - use.waited_s;
   const double probed = disk_seconds(disks_, use.bytes);
@@ -91,7 +91,7 @@ void Prediction::end_phase(const PhaseUse& use) {
 void Prediction::end_step(std::span<const PathBytes> update) {
   if (carries_update_) {
     next_s_ = so_far_s_;
-  } else if (std::isnan(next_s_)) {  // the first one: the next has the update, too
+  } else if (std::isnan(next_s_)) {  // the first step: the next one will also carry the update
     next_s_ = so_far_s_ + expected_seconds(/*updates=*/true, disk_seconds(disks_, update));
   }
 }

@@ -12,7 +12,7 @@ using tiering::SlotState;
 
 namespace {
 
-constexpr std::uint32_t doubted_steps = 16;  // after one in which a unit was given up
+constexpr std::uint32_t doubted_steps = 16;  // after a step in which a unit was evicted
 
 std::vector<std::uint64_t> elements_of(const Layout& layout) {
   std::vector<std::uint64_t> numel;
@@ -40,7 +40,7 @@ Prefetcher::Prefetcher(const Layout& layout, tiering::UnitSlots& residency,
   doubted_.assign(layout.units.size(), 0);
 }
 
-/// Brings next_uses_ up to date with what has become of a unit, and with the time.
+/// Updates next_uses_ for a unit's new state and the present time.
 void Prefetcher::follow(std::uint32_t unit) noexcept {
   if (!streamed(unit)) return;
   const bool absent = residency_.state(unit) == SlotState::Absent;
@@ -54,13 +54,13 @@ void Prefetcher::follow(std::uint32_t unit) noexcept {
                  ahead == AccessOrder::never ? NextUses::never : now() + ahead);
 }
 
-/// After the order was learned, proved wrong, or changed for another: all next uses are others.
+/// Called when the order was learned, proved wrong, or replaced: all next uses change.
 void Prefetcher::follow_all() noexcept {
   next_uses_.reset(course_->followed() ? course_->order.size() : 0);
   for (std::uint32_t unit = 0; unit < numel_.size(); ++unit) follow(unit);
 }
 
-/// To the beginning of a round. From the end of the order, no unit's next use changes by that.
+/// Goes to the beginning of a round. From the end of the order this changes no unit's next use.
 void Prefetcher::to_begin() noexcept {
   Future& course = *course_;
   const bool same = !course.lost && (course.place == 0 || course.place == course.order.size());
@@ -92,7 +92,7 @@ Result<void> Prefetcher::gather_persistent() noexcept {
 Result<void> Prefetcher::gather(std::uint32_t persistent) noexcept {
   ARTESIAN_CHECK(!streamed(persistent), persistent);
   ARTESIAN_TRY_VOID(residency_.start(persistent, aio::Priority::Demand));
-  ARTESIAN_TRY_VOID(residency_.acquire(persistent));  // stays pinned for ever
+  ARTESIAN_TRY_VOID(residency_.acquire(persistent));  // pinned permanently
   live_ += numel_[persistent];
   return {};
 }
@@ -152,7 +152,7 @@ void Prefetcher::end_round(StepEnd end) noexcept {
   if (learned) follow_all();
 }
 
-/// Decides what the order is from now on: Note [Departures]. Returns whether that is new.
+/// Determines the new order: Note [Departures]. Returns whether it has changed.
 bool Prefetcher::learn(StepEnd end) noexcept {
   Future& course = *course_;
   if (course.round.empty()) return false;  // nothing ran, nothing was learned
@@ -195,7 +195,7 @@ bool Prefetcher::learn(StepEnd end) noexcept {
   return ended_early;
 }
 
-/// The order with this round's strays, and without what has not been met for long.
+/// The order with this round's strays, and without accesses that have not been met for long.
 std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
   Future& course = *course_;
   std::vector<Step> accesses;
@@ -208,7 +208,7 @@ std::vector<Prefetcher::Step> Prefetcher::merged() noexcept {
   };
   for (Entered& entered : course.round) {
     if (entered.match != AccessOrder::nowhere) {
-      ARTESIAN_CHECK(place <= entered.match, place, entered.match);  // a round goes forward
+      ARTESIAN_CHECK(place <= entered.match, place, entered.match);  // a round only moves forward
       take_until(entered.match + 1);
     } else {
       accesses.push_back({std::move(entered.units), Known()});
@@ -266,8 +266,8 @@ Result<void> Prefetcher::clear() noexcept {
   return cleared;
 }
 
-/// Drops the unpinned unit whose next use is farthest, if that is later than `next_use_min`
-/// accesses from now. Returns whether something was dropped.
+/// Evicts the unpinned unit whose next use is farthest, if that is later than `next_use_min`
+/// accesses from now. Returns whether a unit was evicted.
 Result<bool> Prefetcher::make_room(std::uint64_t next_use_min) noexcept {
   const NextUses::Use victim = next_uses_.farthest();
   if (victim.ordinal <= now() + next_use_min) return false;
@@ -296,7 +296,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
     if (streamed(unit)) by_size.push_back(unit);
   }
   for (const auto unit : by_size) {
-    entering_[unit] = true;  // none makes room for another
+    entering_[unit] = true;  // none of these may be evicted for another
     follow(unit);
   }
   std::stable_sort(by_size.begin(), by_size.end(),
@@ -313,7 +313,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
       return make_error(ErrorCode::Exhausted,
                         "artesian.device_memory: no room for one stage's parameters");
     }
-    for (const auto unit : by_size) {  // their slots overlapped
+    for (const auto unit : by_size) {  // their slots were fragmented
       if (!residency_.pinned(unit)) ARTESIAN_TRY_VOID(drop(unit));
     }
   }
@@ -337,7 +337,7 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
 Result<void> Prefetcher::advance(const AccessOrder::Access& units) noexcept {
   Future& course = *course_;
   if (!in_steps() && course.recorded && course.place == course.order.size()) {
-    end_round();  // an evaluation without begin_pass()
+    end_round();  // for an evaluation without begin_pass()
     course.repeats = true;
   }
   Entered entered;
@@ -354,7 +354,7 @@ Result<void> Prefetcher::advance(const AccessOrder::Access& units) noexcept {
   return {};
 }
 
-/// Passes over accesses of the order, up to the one that is entered.
+/// Skips accesses of the order, up to the one that was entered.
 Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& entered) noexcept {
   Future& course = *course_;
   ARTESIAN_CHECK(course.place <= index && index < course.order.size(), course.place, index);
@@ -383,8 +383,8 @@ Result<void> Prefetcher::enter(const AccessOrder::Access& units) noexcept {
   return look_ahead();
 }
 
-/// Drops units that are needed later than in `next_use` accesses until one more may be live; none
-/// if that would not do. Returns whether it may.
+/// Evicts units that are needed later than in `next_use` accesses until one more may be live;
+/// evicts none if that would not suffice. Returns whether it may.
 Result<bool> Prefetcher::drop_to_max_live(std::uint32_t one_more, std::uint64_t next_use) noexcept {
   const std::uint64_t numel_max = limits_.max_live_parameters;
   if (live_ + numel_[one_more] <= numel_max) return true;
@@ -423,9 +423,8 @@ Result<void> Prefetcher::look_ahead() noexcept {
   }
 }
 
-/// Learns what stays. What is given up follows from the trace, and from where slots lie: that is as
-/// the step before has left it, so that a unit may be given up in every other step only, or in
-/// every third.
+/// Learns which slots stay. Evictions depend on the trace and on the positions of slots, which
+/// earlier steps have determined; so a unit may be evicted only in every second or third step.
 void Prefetcher::learn_what_stays() noexcept {
   for (std::size_t unit = 0; unit < doubted_.size(); ++unit) {
     if (given_up_[unit]) {
@@ -445,7 +444,7 @@ Result<void> Prefetcher::look_ahead_to_next_step() noexcept {
   return look_ahead();
 }
 
-/// True if a unit that is not in use should be kept for its next use.
+/// True if an unpinned unit should be kept for its next use.
 bool Prefetcher::keeps(std::uint32_t unit) const noexcept {
   return course_->followed() && live_ <= limits_.max_live_parameters &&
          course_->order.reuse_distance(course_->place - 1, unit) <= limits_.max_reuse_distance;
@@ -456,7 +455,7 @@ Result<void> Prefetcher::leave(const AccessOrder::Access& units) noexcept {
     if (!streamed(unit)) continue;
     ARTESIAN_TRY_VOID(residency_.unpin(unit));
     follow(unit);
-    // An access around this one may have it, too.
+    // An enclosing access may also use it.
     if (!residency_.pinned(unit) && !keeps(unit)) ARTESIAN_TRY_VOID(drop(unit));
   }
   return {};

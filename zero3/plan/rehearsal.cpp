@@ -24,12 +24,12 @@ namespace {
 
 constexpr int operators = 16;  // operators of a stage, between which the update may run
 
-/// No gradient is anywhere, and none is too large.
+/// Gradients without memory: all are finite, and none is too large.
 struct DryGradients {
   static std::optional<double> sum_final(std::uint32_t) { return 0.0; }
 };
 
-/// Runs steps, and keeps the events of the last one.
+/// Runs steps, and records the events of the last one.
 class Rehearsal : public StepFlow<Rehearsal> {
  public:
   Rehearsal(const StepPlanRequest& request, const StepTiming* timing)
@@ -54,8 +54,8 @@ class Rehearsal : public StepFlow<Rehearsal> {
     under_backward_.choose(request.under_backward, final_after_stage(placement_, *request.stages));
   }
 
-  /// The first steps record, look ahead for the first time, and find what that has left; on the
-  /// clock steps come after one that was on it.
+  /// The first steps record, then prefetch for the first time, then adapt to that; a timed step
+  /// must follow another timed step.
   Result<TimedStep> run() {
     ARTESIAN_CHECK(request_.micro_batches > 0, request_.micro_batches);
     filled_ = std::vector<bool>(layout_.units.size(), false);
@@ -84,7 +84,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return elements * dtype_size(placement_.grad_dtype);
   }
 
-  /// Records an event before it takes time.
+  /// Records an event before its time is added.
   void count(StepEvent& event) {
     if (request_.see) request_.see(event);
     plan_.moved += event.moved;
@@ -102,7 +102,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     const UnitPlacement& place = placement_.units[move.unit];
     const bool casts = placement_.param_dtype != place.computed;
     if (move.to == SlotState::Fetching) filled_[move.unit] = update_.order().is_pending(move.unit);
-    if (filled_[move.unit]) return;  // filled by the update: nothing is fetched
+    if (filled_[move.unit]) return;  // the update has filled the slot, so nothing is fetched
     if (move.to == SlotState::Fetching) {
       StepEvent event{.kind = Kind::Fetch, .unit = move.unit};
       event.ahead = move.priority != aio::Priority::Demand;
@@ -156,7 +156,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return ends ? complete_update() : Result<void>();
   }
 
-  /// Gradients come from a separate device while the next stage is computed.
+  /// Gradients are copied from a separate device while the next stage is computed.
   Result<void> run_backward(const StageAccess& access, bool last, bool first) {
     const bool separate = placement_.separate_device;
     ARTESIAN_TRY_VOID(enter_units(access.units));
@@ -168,12 +168,12 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return last && !separate ? end_stage(access.stage) : Result<void>();
   }
 
-  friend StepFlow;  // which this class plays
+  friend StepFlow;  // the class that this one is a player of
   Prefetcher& prefetcher() { return prefetcher_; }
   DryUpdate& update() { return update_; }
   auto& under_backward() { return under_backward_; }
   Result<void> update_before_use(std::uint32_t unit) { return update_.update_up_to(unit); }
-  /// Receiving shares is counted where a unit is fetched or updated.
+  /// Receiving shares is counted when a unit is fetched or updated.
   static Result<void> gather_shares(const AccessOrder::Access&) { return {}; }
   static Result<void> settle_shares() { return {}; }
   Result<void> finish_pending() { return update_.finish_step(); }
@@ -198,7 +198,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     StepEvent event = of_stage(Kind::Compute, access);
     count(event);
     clock_.begin_compute(event);
-    // Beside a separate device the host's thread is free anyway.
+    // With a separate device the host's thread is idle anyway.
     const bool between = clock_.runs() && !placement_.separate_device;
     const bool goes_on = between && (update_.may_update_next() || update_.may_borrow());
     const int parts = goes_on ? operators : 1;
@@ -216,7 +216,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     clock_.input(event);
   }
 
-  /// Behind the last backward.
+  /// Ends the step after the last backward.
   Result<void> end(bool starts_clock, bool clipped) {
     const auto judge = [&]() -> Result<StepVerdict> {
       for (const std::uint32_t unit : update_.order().trained()) {
@@ -300,7 +300,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return moved;
   }
 
-  /// What enters the buffer if something is added to these parameters, of a unit that spills, by
+  /// Counts the buffer's transfers if something is added to these parameters of a spilled unit, by
   /// all micro-batches that run at once: on the first rank, which has the largest share.
   void enter_buffer(std::uint32_t unit, const std::vector<std::uint32_t>& parameters,
                     Moved& moved) {
@@ -340,8 +340,8 @@ class Rehearsal : public StepFlow<Rehearsal> {
     if (!layout_.units[place.unit].trainable) return;
     StepEvent event{.kind = Kind::Rows, .unit = place.unit};
     event.numel = event.added = request_.tokens * request_.lookup_width * request_.micro_batches;
-    // To its share of the table a rank gets what falls there of each other rank's rows, in fp32 as
-    // they are summed; or, where that is less, of their sums over the whole table, once a step.
+    // A rank receives, for its share of the table, the other ranks' rows in fp32, as they are
+    // summed; or, if that is less, their sums over the whole table, once per step.
     const std::uint64_t ranks = placement_.ranks;
     const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
     const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
@@ -352,7 +352,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
         event.moved.grad.to_device = event.numel * 4;
       }
     }
-    start_at_zero(place.unit, event.moved.grad);  // other rows
+    start_at_zero(place.unit, event.moved.grad);  // the other rows
     enter_buffer(place.unit, {parameter}, event.moved.grad);
     leave_buffer(place.unit, event.moved.grad);
     add(event);
@@ -364,7 +364,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   GradientAdditions additions_;
-  std::vector<bool> filled_;  // by unit: the update fills its slot
+  std::vector<bool> filled_;  // by unit: whether the update fills its slot
   StepPlan plan_;
   StepClock clock_;
   DrySlots slots_;
@@ -379,7 +379,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
 Result<StepPlan> plan_step(const StepPlanRequest& request) {
   Rehearsal rehearsal(request, nullptr);
   ARTESIAN_TRY(step, rehearsal.run());
-  static_cast<void>(step);  // without seconds
+  static_cast<void>(step);  // the plan needs no seconds
   return rehearsal.take_plan();
 }
 

@@ -27,7 +27,7 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
   const auto worth_more = [](const Candidate& a, const Candidate& b) {
     return a.moves != b.moves ? a.moves > b.moves : a.kind < b.kind;
   };
-  // Most are optimizer state at the end, and worth the same.
+  // Most candidates are optimizer state, at the end, with equal values.
   auto sorted = candidates.end();
   while (sorted != candidates.begin() &&
          (sorted == candidates.end() || !worth_more(*sorted, *std::prev(sorted)))) {
@@ -48,7 +48,7 @@ std::vector<Candidate> choose_residents(std::vector<Candidate> candidates, Resid
   return residents;
 }
 
-/// Multiples of the golden ratio, modulo 1, cut the circle as evenly as any order can.
+/// Multiples of the golden ratio, modulo 1, divide the circle as evenly as any sequence can.
 std::vector<std::uint64_t> spread_order(std::uint64_t count) {
   constexpr std::uint64_t golden = 0x9E3779B97F4A7C15;  // 2^64 / 1.618...
   std::vector<std::uint64_t> order(static_cast<std::size_t>(count));
@@ -66,7 +66,7 @@ std::vector<UnitMoves> moves_of_a_pass(Placement placement, const std::vector<St
   }
   std::vector<UnitMoves> moves(placement.units.size());
   const auto step = plan_step({.placement = &placement, .stages = &stages, .limits = limits});
-  if (!step.has_value()) return moves;  // lack of room, which the placement rules out
+  if (!step.has_value()) return moves;  // a lack of room, which the placement rules out
   for (const StepEvent& event : step->events) {
     ARTESIAN_CHECK(event.unit < moves.size(), event.unit, moves.size());
     UnitMoves& unit = moves[event.unit];

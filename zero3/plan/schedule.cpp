@@ -23,7 +23,7 @@ const char* resource_name(Resource resource) noexcept {
 
 namespace {
 
-/// A disk's reads and writes share the queue of its reads.
+/// A disk's reads and writes share the read queue.
 Resource queue_of(Resource resource) noexcept {
   if (resource == Resource::DiskWrite) return Resource::DiskRead;
   return resource == Resource::ParamWrite ? Resource::ParamRead : resource;

@@ -72,7 +72,7 @@ std::uint64_t old_state_bytes(const Placement& placement, std::uint32_t unit) {
 
 namespace {
 
-/// The units that fit into `room`, in the order in which they become final.
+/// The units that fit into `room`, in the order in which their gradients become final.
 std::vector<std::uint32_t> kept_within(const Placement& placement,
                                        const std::vector<StageSpec>& stages, std::uint64_t room) {
   std::vector<std::uint32_t> kept;
@@ -128,9 +128,9 @@ UpdateTimes update_times(const StepFigure& step, double part, bool separate) noe
 }
 
 double share_under_backward(const UpdateTimes& times) noexcept {
-  // In forward (1 - x) * update_disk + forward_disk is to fit forward + (1 - x) * update, in
-  // backward x * update_disk + backward_disk is to fit backward + x * update. The host's cores
-  // likewise, where others compute.
+  // For a share x, forward should satisfy (1 - x) * update_disk + forward_disk = forward + (1 - x)
+  // * update, and backward x * update_disk + backward_disk = backward + x * update. The same for
+  // the host's cores if a separate device computes.
   const double disk = times.forward_disk + times.backward_disk + times.update_disk;
   const bool host = times.update_host + times.backward_host > disk;
   const double uncovered = host ? times.update_host : times.update_disk - times.update;
@@ -167,7 +167,7 @@ std::vector<bool> units_under_backward(const Placement& placement,
   double possible = 0.0;
   for (const std::uint32_t unit : candidates) possible += bytes[unit];
   std::vector<bool> chosen(units, false);
-  if (possible == 0.0 || placement.measures) return chosen;  // the update reads all gradients
+  if (possible == 0.0 || placement.measures) return chosen;  // the update needs all gradients
   const double wanted = share * std::accumulate(bytes.begin(), bytes.end(), 0.0);
   const double part = std::min(1.0, wanted / possible);
   double owed = 0.0;

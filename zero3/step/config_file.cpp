@@ -7,7 +7,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::size_t file_size_max = (1 << 20) + 1;  // one more than the parser takes
+constexpr std::size_t file_size_max = (1 << 20) + 1;  // one more byte than the parser accepts
 
 Result<std::string> read_text(const std::string& path) {
   const auto fail = [&] {

@@ -11,9 +11,9 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::uint64_t task_elements = 16384;  // elements that one task of the thread pool copies
+constexpr std::uint64_t task_elements = 16384;  // elements copied by one task of the thread pool
 
-/// Precedes a slice; a bit for each parameter of the unit follows.
+/// Precedes a slice; followed by one bit for each parameter of the unit.
 struct Header {
   std::uint32_t unit = 0;
   std::uint32_t parameters = 0;
@@ -71,7 +71,8 @@ void GradientExchange::write_header(std::uint32_t unit, const std::vector<bool>&
   }
 }
 
-/// Which parameters a rank's slice is of. Errors: Invalid: it is of something else.
+/// Returns which parameters a rank's slice contains. Errors: Invalid: the slice belongs to
+/// something else.
 Result<std::vector<bool>> GradientExchange::read_header(std::uint32_t unit, std::uint32_t rank,
                                                         std::uint64_t first) const {
   const std::byte* const source = incoming(rank).data();
@@ -96,7 +97,7 @@ Result<std::vector<bool>> GradientExchange::read_header(std::uint32_t unit, std:
   return present;
 }
 
-/// Of elements into what goes out.
+/// A copy of elements into the send buffer.
 struct GradientExchange::Copy {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -126,8 +127,8 @@ std::vector<GradientExchange::Copy> GradientExchange::copies_of(
   return copies;
 }
 
-/// Copies elements [first, first + count) of every share to where they go out, in the dtype of the
-/// parameters.
+/// Copies elements [first, first + count) of every share into the send buffers, in the parameters'
+/// dtype.
 Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own,
                                     std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
@@ -145,7 +146,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
                            return {};
                          });
   }
-  std::vector<Copy> copies;  // a task's each
+  std::vector<Copy> copies;  // copies, one task each
   for (const Copy& copy : whole) {
     for (std::uint64_t begin = 0; begin < copy.count; begin += task_elements) {
       copies.push_back({copy.from + begin * source_size, copy.to + begin * size,
@@ -157,7 +158,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
       const Copy& copy = copies[static_cast<std::size_t>(from)];
       if (source_size == size) {
         std::memcpy(copy.to, copy.from, copy.count * size);
-      } else {  // infinities and NaNs persist and are found in the norm
+      } else {  // infinities and NaNs are kept, and found by the norm
         static_cast<void>(kernels::narrow(reinterpret_cast<const float*>(copy.from), copy.to,
                                           plan_.param_dtype, copy.count));
       }
@@ -205,7 +206,7 @@ Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& ow
   return {};
 }
 
-/// What goes to each rank of a parameter's rows: ids of all look-ups, then elements. And how many.
+/// Rows of a parameter to send to each rank: ids of all look-ups, then elements; and their counts.
 struct GradientExchange::OutgoingRows {
   std::vector<std::vector<std::byte>> bytes;  // by rank
   std::vector<RowCount> counts;               // by look-up, then rank
@@ -239,7 +240,7 @@ GradientExchange::OutgoingRows GradientExchange::outgoing_rows(
   return out;
 }
 
-/// How many rows every rank sends, by look-up and rank that they go to.
+/// The number of rows that every rank sends, by look-up and receiving rank.
 Result<std::vector<std::vector<GradientExchange::RowCount>>> GradientExchange::exchange_counts(
     const std::vector<RowCount>& mine, const comm::What& what) {
   const std::vector<std::uint64_t> count{mine.size()};
@@ -290,7 +291,7 @@ Result<GradientExchange::Rows> GradientExchange::rows(std::uint32_t parameter,
   return rows;
 }
 
-/// In their order: by look-up, then rank, then position.
+/// Lists rows in order: by look-up, then rank, then position.
 void GradientExchange::list_rows(std::uint32_t parameter, std::uint64_t width,
                                  const std::vector<std::vector<RowCount>>& told,
                                  const std::vector<RowCount>& incoming, Rows& rows) const {

@@ -17,9 +17,10 @@ using tiering::Tier;
 
 namespace {
 
-constexpr std::uint64_t slice = 16384;         // elements of one task on the compute team
-constexpr std::uint64_t row_floats = 1 << 20;  // of rows summed at once: 4 MiB, or one row
-constexpr std::uint64_t task_leaves = 32;      // leaves that one task of the thread pool sums
+constexpr std::uint64_t slice = 16384;  // elements per task of the thread pool
+// Elements of rows summed at a time: 4 MiB, or one row.
+constexpr std::uint64_t row_floats = 1 << 20;
+constexpr std::uint64_t task_leaves = 32;  // leaves summed by one task of the thread pool
 static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_leaf == 0);
 
 }  // namespace
@@ -39,7 +40,7 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
   forget();
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {
     if (trainable(unit) && !spilled(unit) && !on_device(unit)) {
-      // Padding must be zero; fresh memory need not be.
+      // Padding must be zero, which fresh memory need not be.
       std::memset(state.store().memory(state.grad(unit)), 0, plan.grad_bytes(unit));
     }
   }
@@ -136,13 +137,13 @@ DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
   const Placement& plan = state_.placement();
   switch (route(unit)) {
     case Route::OnDevice: return DType::Float32;
-    case Route::Queues: return plan.param_dtype;  // half as much to move
+    case Route::Queues: return plan.param_dtype;  // half the bytes to move
     default: return plan.compute_dtype == plan.param_dtype ? plan.param_dtype : DType::Float32;
   }
 }
 
-/// Adds elements [begin, end) of one piece, in host memory. A piece that is rounded already is
-/// rounded no further.
+/// Adds elements [begin, end) of one piece in host memory. A piece that was rounded before is not
+/// rounded again.
 void Gradients::accumulate_part(std::byte* target, const Piece& piece, DType dtype,
                                 std::uint64_t begin, std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
@@ -151,7 +152,7 @@ void Gradients::accumulate_part(std::byte* target, const Piece& piece, DType dty
                     end);
 }
 
-/// Adds one piece, cut over the team.
+/// Adds one piece, divided among the threads.
 void Gradients::accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept {
   state_.executor().parallel_for(piece.count, slice, [&](std::uint64_t begin, std::uint64_t end) {
     accumulate_part(target, piece, dtype, begin, end);
@@ -171,7 +172,7 @@ Result<void> Gradients::accumulate(std::byte* memory, const std::vector<Piece>& 
       for (const Piece& piece : pieces) accumulate_piece(target_of(piece), piece, source.dtype);
       return {};
     }
-    // Rows: none is worth a region of the team, and all are.
+    // Rows: each is too small for a parallel region, so all share one.
     state_.executor().parallel_for(
         pieces.size(), slice / largest, [&](std::uint64_t from, std::uint64_t to) {
           for (; from < to; ++from) {
@@ -213,13 +214,14 @@ Result<void> Gradients::add(std::uint32_t unit, std::span<const ParameterGradien
   return add_pieces(unit, std::move(pieces), source);
 }
 
-/// A slice at a time, what each rank has made is added in the order of the ranks.
+/// Adds all ranks' gradients slice by slice, and within a slice in the order of the ranks.
 Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
                                          const GradientExchange::Rows* rows) noexcept {
   const Layout& layout = state_.layout();
   const Unit& described = layout.units[unit];
   const std::uint64_t size = dtype_size(state_.placement().param_dtype);
-  std::vector<bool> present(described.parameters.size());  // on some rank, for this slice
+  // By parameter: whether any rank has a gradient, for this slice.
+  std::vector<bool> present(described.parameters.size());
   const auto sink = [&](const GradientExchange::Arrived& arrived) -> Result<void> {
     if (arrived.rank == 0) present.assign(present.size(), false);
     std::vector<Piece> pieces;
@@ -258,7 +260,8 @@ Gradients::InShare Gradients::in_share(const ParameterPlace& place) const noexce
   return {part.begin - state_.share_begin(place.unit), part.count()};
 }
 
-/// Pieces that lie in the unit's share one behind the other: so threads may add to them at once.
+/// Checks that pieces do not overlap in the unit's share, so that threads may add to them at the
+/// same time.
 void Gradients::check_apart(std::uint32_t unit, const std::vector<Piece>& pieces) const noexcept {
   std::uint64_t end = 0;
   for (const Piece& piece : pieces) {
@@ -272,7 +275,7 @@ Result<void> Gradients::add_pieces(std::uint32_t unit, std::vector<Piece> pieces
                                    const GradientSource& source) noexcept {
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.first < b.first; });
-  ARTESIAN_CHECK(!summed_[unit], unit);  // sum_final() came after the last of them
+  ARTESIAN_CHECK(!summed_[unit], unit);  // sum_final() must come after the last addition
   check_apart(unit, pieces);
   if (spilled(unit)) {
     ARTESIAN_TRY(held, hold_for(unit, pieces));
@@ -294,7 +297,7 @@ Result<void> Gradients::begin_parts(std::uint32_t parameter) noexcept {
     return {};
   }
   if (exchange_.has_value()) {
-    ARTESIAN_CHECK(parts_.empty(), parameter);  // one at a time has the room
+    ARTESIAN_CHECK(parts_.empty(), parameter);  // there is memory for one at a time
     parts_[parameter] = {.target = exchange_->whole()};
     return {};
   }
@@ -357,7 +360,8 @@ Result<std::uint64_t> Gradients::end_parts(std::uint32_t parameter) noexcept {
   return parts.added;
 }
 
-/// Returns its place in the buffer; if that is full, the other units are written first.
+/// Returns the unit's place in the buffer; if the buffer is full, the other units are written
+/// first.
 Result<std::byte*> Gradients::hold(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
   std::uint64_t used = 0;
@@ -374,7 +378,7 @@ Result<std::byte*> Gradients::hold(std::uint32_t unit) noexcept {
   return held_.back().data;
 }
 
-/// The unit in the buffer, with what the pieces are to be added to.
+/// Returns the unit in the buffer, with the accumulated elements to which the pieces are added.
 Result<std::byte*> Gradients::hold_for(std::uint32_t unit,
                                        const std::vector<Piece>& pieces) noexcept {
   ARTESIAN_TRY(held, hold(unit));
@@ -430,7 +434,8 @@ Result<void> Gradients::sum_rows(std::uint32_t parameter, std::span<const std::i
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return rows[a] < rows[b]; });
-  std::vector<std::size_t> firsts;  // first of each looked-up row in `order`; and the end
+  // Index in `order` of the first entry of each looked-up row; and the end.
+  std::vector<std::size_t> firsts;
   for (std::size_t at = 0; at < order.size(); ++at) {
     const std::int64_t row = rows[order[at]];
     if (at == 0 || row != rows[order[at - 1]]) firsts.push_back(at);
@@ -495,7 +500,7 @@ Result<void> Gradients::complete() noexcept {
   return finish_writes();
 }
 
-/// Gives the unit's parameters without a gradient this step one of zeros.
+/// Sets the gradients of the unit's parameters without one in this step to zeros.
 Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   const auto zeros = additions_.zero_rest(unit);
   if (zeros.in_buffer) ARTESIAN_TRY_VOID(hold_for(unit, {}));
@@ -505,7 +510,7 @@ Result<void> Gradients::start_at_zero(std::uint32_t unit) noexcept {
   return {};
 }
 
-/// A parameter's elements of an accumulator in memory.
+/// Zeroes a parameter's elements in an accumulator in memory.
 Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
   const std::uint64_t size = element_size();
   const InShare part = in_share(place);
@@ -518,7 +523,7 @@ Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
   return {};
 }
 
-/// Sums leaves [first, end) of this rank's share of a unit that is in host memory.
+/// Sums leaves [first, end) of this rank's share of a unit in host memory.
 void Gradients::sum_leaves(std::uint32_t unit, const std::byte* memory, std::uint64_t first,
                            std::uint64_t end) noexcept {
   const DType dtype = state_.placement().grad_dtype;
@@ -539,7 +544,7 @@ void Gradients::sum_unit(std::uint32_t unit) noexcept {
              state_.layout().units[unit].share / norm_leaf);
 }
 
-/// Sums the unit's sub-groups that are in the buffer: other sub-groups' sums are unchanged.
+/// Sums the unit's sub-groups in the buffer; the sums of other sub-groups are unchanged.
 void Gradients::sum_held(const Held& held, const std::vector<std::uint64_t>& groups) noexcept {
   const Placement& plan = state_.placement();
   for (const std::uint64_t group : groups) {
@@ -551,7 +556,7 @@ void Gradients::sum_held(const Held& held, const std::vector<std::uint64_t>& gro
 
 std::optional<double> Gradients::sum_final(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(state_.placement().units[unit].grad == Tier::Host, unit);
-  const auto zeros = start_at_zero(unit);  // no micro-batch used it; in memory nothing can fail
+  const auto zeros = start_at_zero(unit);  // no micro-batch used it; in memory this cannot fail
   ARTESIAN_CHECK(zeros.has_value(), unit);
   sum_unit(unit);
   summed_[unit] = true;
@@ -575,7 +580,7 @@ Result<GradientNorm> Gradients::norm() noexcept {
     ARTESIAN_CHECK(additions_.is_whole(unit), unit);
     if (on_device(unit)) {
       ARTESIAN_TRY_VOID(sum_unit_on_device(unit));
-    } else if (!spilled(unit)) {  // write_back() has the sums of spilled ones
+    } else if (!spilled(unit)) {  // for spilled units write_back() has computed the sums
       sum_unit(unit);
     }
   }

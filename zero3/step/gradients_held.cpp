@@ -1,4 +1,4 @@
-// The part of Gradients that holds a micro-batch's until it is whole.
+// The part of Gradients that holds a micro-batch's gradients until it is complete.
 #include <algorithm>
 
 #include "base/check.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t read_at_once = 1 << 18;  // elements: 1 MiB
 
-// What a rank has of a parameter.
+// Flags for what a rank has of a parameter.
 constexpr std::uint8_t has_whole = 1;
 constexpr std::uint8_t has_rows = 2;
 
@@ -61,7 +61,7 @@ Result<void> Gradients::add_held(std::span<const ParameterSpec> parameters) noex
   return {};
 }
 
-/// `there`: by rank.
+/// `there`: flags by rank.
 Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
                                       std::span<const ParameterSpec> parameters) noexcept {
   const auto some = [&](std::uint8_t kind) {
@@ -101,7 +101,8 @@ Result<void> Gradients::add_runs(std::uint32_t parameter, const GradientExchange
   return {};
 }
 
-/// Each rank's share goes to all, a piece at a time. A sink that fails is not called any more.
+/// Each rank's share is sent to all, piece by piece. After an error the sink is not called any
+/// more.
 Result<void> Gradients::read_of_ranks(
     std::uint32_t parameter,
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {

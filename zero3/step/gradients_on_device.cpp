@@ -1,6 +1,6 @@
-// The part of Gradients whose accumulators are in the memory of a separate device: kernels in the
-// queue Compute, behind the backward that makes the gradients. Sums of squares come back, as few
-// numbers, and rows that were summed on the host go there, both through a small scratch range.
+// The part of Gradients for accumulators in a separate device's memory: kernels in the queue
+// Compute, after the backward that computes the gradients. Sums of squares are copied to the host,
+// and rows summed by the host are copied to the device, both through a small scratch range.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 using kernels::norm_leaf;
 using tiering::Queue;
 
-/// Once: padding must be zero.
+/// Once, as padding must be zero.
 Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(on_device(unit), unit);
   if (cleared_[unit]) return {};
@@ -22,7 +22,7 @@ Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
                               plan.grad_bytes(unit));
 }
 
-/// Source memory of the host must stay until this returns; it waits for its copies.
+/// The host source must stay valid until this returns; it waits for its copies.
 Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                                       const GradientSource& source) noexcept {
   const Placement& plan = state_.placement();
@@ -44,14 +44,14 @@ Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piec
   return add_rows_on_device(pieces, accumulate_part);
 }
 
-/// As many rows at a time as the scratch range holds, or one row in parts.
+/// Copies as many rows at a time as fit in the scratch range, or one row in parts.
 Result<void> Gradients::add_rows_on_device(
     const std::vector<Piece>& rows,
     const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept {
   tiering::Device& device = state_.device();
   const std::span<std::byte> scratch = state_.grad_scratch();
   ARTESIAN_CHECK(scratch.size() >= sizeof(float), scratch.size());
-  std::vector<Piece> batch;  // their data: within the scratch range
+  std::vector<Piece> batch;  // pieces whose data is in the scratch range
   std::uint64_t used = 0;
   const auto flush = [&]() -> Result<void> {
     ARTESIAN_TRY(copied, device.record(Queue::ToDevice));

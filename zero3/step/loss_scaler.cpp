@@ -9,8 +9,8 @@
 namespace artesian::zero3 {
 namespace {
 
-/// DeepSpeed sets no upper bound. A scale of infinity could never come down again, so growth stops
-/// at the last finite double; a run meets that only if its gradients stay zero.
+/// DeepSpeed sets no upper bound. A scale of infinity could never decrease, so growth stops at the
+/// last finite double; this only happens if gradients stay zero.
 double grown(double scale) noexcept {
   const double next = scale * 2.0;
   return std::isfinite(next) ? next : scale;

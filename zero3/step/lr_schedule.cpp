@@ -6,7 +6,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// The warm-up's share of the way up at index `index` < `steps`, in DeepSpeed's order of
+/// The progress of the warm-up, from 0 to 1, at `index` < `steps`, with DeepSpeed's order of
 /// operations.
 double warmup_share(const SchedulerConfig& scheduler, double index, double steps) noexcept {
   if (scheduler.warmup_linear) return index / steps;
@@ -46,7 +46,7 @@ double total_steps(const SchedulerConfig::Cycle& cycle) noexcept {
   return static_cast<double>(cycle.first_steps) + static_cast<double>(cycle.second_steps);
 }
 
-/// How far up the cycle is, from 0 to 1: as DeepSpeed's _get_scale_factor has it.
+/// The position in the cycle, from 0 to 1, as in DeepSpeed's _get_scale_factor.
 double cycle_share(const SchedulerConfig::Cycle& cycle, double taken) noexcept {
   const auto first = static_cast<double>(cycle.first_steps);
   const double total = total_steps(cycle);
@@ -98,7 +98,7 @@ double rate_between(const SchedulerConfig& scheduler, const RateEnds& ends,
     return range_test_lr(scheduler.range_test, ends.low, taken);
   }
   const bool cosine = scheduler.type == Type::WarmupCosineLR;
-  // The first step runs with what DeepSpeed's constructor writes, before its counter has started.
+  // The first step uses the values set by DeepSpeed's constructor, before its counter starts.
   if (steps_taken == 0) return cosine ? 0.0 : ends.low;
   if (scheduler.type == Type::OneCycle) return one_cycle_lr(scheduler.cycle, ends, taken);
   const double index = taken - 1.0;

@@ -9,7 +9,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::uint64_t elements_of_task = 16384;  // elements of one task on the compute team
+constexpr std::uint64_t elements_of_task = 16384;  // elements per task of the thread pool
 
 }  // namespace
 

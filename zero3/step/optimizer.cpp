@@ -19,9 +19,9 @@ namespace artesian::zero3 {
 namespace {
 
 constexpr std::uint64_t slice = GroupBlocks::slice;
-constexpr std::uint64_t passed = 1 << 18;  // elements that go from one rank to all at a time
+constexpr std::uint64_t passed = 1 << 18;  // elements sent from one rank to all at a time
 
-/// Frozen parameters, of this dtype, as what master weights would be: without moments.
+/// Visits frozen parameters of this dtype in place of master weights, without moments.
 template <typename Visit>
 Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, DType dtype,
                                    const Visit& visit) {
@@ -35,7 +35,7 @@ Result<void> for_each_frozen_piece(const SubGroup& group, const Overlap& part, D
   return {};
 }
 
-/// Elements of split master weights from `begin` on. Squares, if there are any, lose their bit.
+/// Joins split master weights from element `begin` on, and clears the tie bits in squares.
 void join_split(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
                 std::span<float> masters) {
   const auto* high = reinterpret_cast<const std::uint16_t*>(group.param);
@@ -48,8 +48,8 @@ void join_split(const SubGroup& group, std::uint64_t begin, std::span<float> squ
   }
 }
 
-/// A part of a sub-group, whole: calls `visit(master, exp_avg, exp_avg_sq, count)` on one piece
-/// after the other; moments that there are not are null. `dtype`: of what is stored.
+/// Visits a part of a sub-group: calls `visit(master, exp_avg, exp_avg_sq, count)` for one piece
+/// after the other; missing moments are null. `dtype`: of stored values.
 template <typename Visit>
 Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dtype,
                             const Visit& visit) {
@@ -74,8 +74,8 @@ Result<void> for_each_piece(const SubGroup& group, const Overlap& part, DType dt
   return {};
 }
 
-/// Elements of a sub-group from `begin` on become these master weights, beside squares that are
-/// there; where there are none, the weights are settled (kernels::settle_tie).
+/// Stores these master weights as split elements from `begin` on, with tie bits in the squares;
+/// without squares, the weights are settled first (kernels::settle_tie).
 void store_split(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
                  std::span<const float> masters) {
   auto* high = reinterpret_cast<std::uint16_t*>(group.param);
@@ -90,7 +90,7 @@ void store_split(const SubGroup& group, std::uint64_t begin, std::span<float> sq
   }
 }
 
-/// Weights of which no update has been made.
+/// The initial state: weights without any update.
 class FirstState final : public StateSource {
  public:
   FirstState(WeightSource& weights, float squares) noexcept
@@ -118,8 +118,8 @@ Optimizer::Optimizer(ModelState& state, tiering::Residency& residency, Optimizer
       cuts_(state.layout().units.size()),
       counts_(state.layout().places.size()) {}
 
-/// Reads what elements of a sub-group from `begin` on are, some of which stay: `master` is theirs,
-/// where that is apart, and split ones are joined.
+/// Reads elements of a sub-group from `begin` on, some of which are kept: `master` gets the weights
+/// if they are separate, and split weights are joined.
 void Optimizer::open_slice(const SubGroup& group, std::uint64_t begin, std::span<float> squares,
                            std::span<float> master) noexcept {
   const Placement& plan = state_.placement();
@@ -142,7 +142,7 @@ void Optimizer::settle_ties(std::uint32_t unit, std::span<float> masters) const 
   for (float& each : masters) each = kernels::settle_tie(each);
 }
 
-/// Fills one slice of a sub-group: elements [begin, end) of it, but of what the source keeps.
+/// Fills elements [begin, end) of a sub-group, except those that the source keeps.
 Result<void> Optimizer::fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                                    std::uint64_t end) noexcept {
   const Placement& plan = state_.placement();
@@ -224,7 +224,7 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
   ARTESIAN_CHECK(!filled.has_value() || done == total, done, total);
   auto written = state_.ring().finish();
   if (filled.has_value()) filled = std::move(written);
-  if (options_.group != nullptr) {  // before any rank waits for another's share
+  if (options_.group != nullptr) {  // check before any rank waits for another's share
     filled = options_.group->agree(std::move(filled), {"initial values"});
   }
   ARTESIAN_TRY_VOID(std::move(filled));
@@ -233,11 +233,11 @@ Result<void> Optimizer::initialize(StateSource& source, const Progress& progress
   return {};
 }
 
-/// Elements [first, end) of an image, whose home has been made anew at `fresh`, into the slot that
-/// follows it.
+/// Copies elements [first, end) of an image, newly written to its home at `fresh`, into the slot
+/// that follows it.
 Result<void> Optimizer::follow_others(std::uint32_t unit, std::uint64_t first, std::uint64_t end,
                                       const std::byte* fresh) noexcept {
-  if (first == end || !residency_.refreshes(unit)) return {};  // or it is filled for the first time
+  if (first == end || !residency_.refreshes(unit)) return {};  // or this is the first filling
   if (ends_at_device(state_.placement().units[unit].gather)) {
     return residency_.refresh_by_copy(tiering::Queue::ToDevice, unit, first, end - first, fresh);
   }
@@ -253,11 +253,11 @@ Result<void> Optimizer::follow_others(std::uint32_t unit, std::uint64_t first, s
   return {};
 }
 
-/// The shares of a unit's parameters that other ranks have made, into this one's home of them and
-/// the slot that follows it.
+/// Gathers the other ranks' updated shares of a unit's parameters into this rank's home and the
+/// slot that follows it.
 Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
-  if (options_.group == nullptr || plan.params_cut) return {};  // otherwise the unit's user does
+  if (options_.group == nullptr || plan.params_cut) return {};  // gathered when it is used
   const Unit& described = plan.layout.units[unit];
   if (!described.is_cut()) return {};
   const std::uint64_t size = dtype_size(plan.param_dtype);
@@ -275,7 +275,7 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   return follow_others(unit, behind, described.image, home + behind * size);
 }
 
-/// The same where the home is on a separate device: a slice of every share at a time, through host
+/// The same for a home on a separate device: one slice of every share at a time, through host
 /// memory.
 Result<void> Optimizer::gather_on_device(std::uint32_t unit) noexcept {
   const Placement& plan = state_.placement();
@@ -302,7 +302,7 @@ Result<void> Optimizer::gather_on_device(std::uint32_t unit) noexcept {
       ARTESIAN_TRY_VOID(follow_others(unit, begin, begin + count, fresh));
     }
     ARTESIAN_TRY(copied, device.record(tiering::Queue::ToDevice));
-    ARTESIAN_TRY_VOID(device.finish(copied));  // the slices are used again
+    ARTESIAN_TRY_VOID(device.finish(copied));  // the buffers are reused for the next slices
   }
   return {};
 }
@@ -317,7 +317,7 @@ void Optimizer::restore_counts(std::vector<std::uint64_t> counts) noexcept {
   counts_ = std::move(counts);
 }
 
-/// A sub-group's arrays from element `begin` on, with moments from there on, or null.
+/// A sub-group's arrays from element `begin` on, with moments from that element on, or null.
 kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t begin, float* average,
                                          float* squares) const noexcept {
   const Placement& plan = state_.placement();
@@ -333,7 +333,7 @@ kernels::AdamArrays Optimizer::arrays_of(const SubGroup& group, std::uint64_t be
   return arrays;
 }
 
-/// The part of these arrays that holds weights.
+/// The weights among these arrays.
 kernels::AdamArrays Optimizer::weights_of(const SubGroup& group,
                                           std::uint64_t begin) const noexcept {
   const Placement& plan = state_.placement();
@@ -352,7 +352,7 @@ kernels::AdamArrays Optimizer::weights_of(const SubGroup& group,
   return arrays;
 }
 
-/// Fixes what this step does to the unit's parameters. Padding goes with those before it.
+/// Fixes the step's constants for the unit's parameters. Padding counts with the one before it.
 void Optimizer::fix(std::uint32_t unit) {
   std::vector<Cut>& cuts = cuts_[unit];
   cuts.clear();
@@ -372,7 +372,7 @@ void Optimizer::fix(std::uint32_t unit) {
   ARTESIAN_CHECK(!cuts.empty() && state_.layout().units[unit].trainable, unit);
 }
 
-/// The first part of elements [begin, end) of a sub-group that gets the same.
+/// The first part of elements [begin, end) of a sub-group with equal constants.
 Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
                                    std::uint64_t end) const noexcept {
   const std::vector<Cut>& cuts = cuts_[group.unit];
@@ -386,7 +386,7 @@ Optimizer::Part Optimizer::part_at(const SubGroup& group, std::uint64_t begin,
   return {to, std::prev(next)->constants};
 }
 
-/// One slice of a sub-group: elements [begin, end) of it.
+/// Updates elements [begin, end) of a sub-group.
 void Optimizer::update_slice(const SubGroup& group, std::uint64_t begin,
                              std::uint64_t end) noexcept {
   if (speculative()) copy_old(group, begin, end, Copy::ToOld);
@@ -419,13 +419,13 @@ void Optimizer::keep_param(const SubGroup& group, std::uint64_t begin, std::uint
 
 void Optimizer::refresh_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
-  if (ends_at_device(state_.placement().units[group.unit].gather)) return;  // follow() does
+  if (ends_at_device(state_.placement().units[group.unit].gather)) return;  // follow() copies them
   residency_.refresh(group.unit, group.image_first + begin, end - begin,
                      group.param + begin * dtype_size(state_.placement().param_dtype));
 }
 
-/// Copies all that an update of these elements changes to the memory that keeps it, or back; of a
-/// sub-group without such memory, nothing.
+/// Copies everything that an update of these elements changes to the memory for old state, or back;
+/// does nothing for a sub-group without such memory.
 void Optimizer::copy_old(const SubGroup& group, std::uint64_t begin, std::uint64_t end,
                          Copy way) noexcept {
   std::byte* old = state_.old_state(group.unit, group.index);
@@ -449,15 +449,15 @@ void Optimizer::copy_old(const SubGroup& group, std::uint64_t begin, std::uint64
   }
 }
 
-/// The parameters as they were before an update that wrote the rest to shadows, and all state of
-/// which there are none.
+/// Restores the parameters from before an update that wrote its other state to shadows, and all
+/// state without shadows.
 void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
   const DType dtype = state_.placement().param_dtype;
   const std::uint64_t size = dtype_size(dtype);
   copy_old(group, begin, end, Copy::FromOld);
   const bool whole = state_.placement().update_reads_param(group.unit) &&
-                     state_.keeps_old_state(group.unit);  // parameters are back
+                     state_.keeps_old_state(group.unit);  // the parameters are restored
   if (whole) return refresh_slice(group, begin, end);
   if (group.saved != nullptr) {
     std::memcpy(group.param + begin * size, group.saved + begin * size, (end - begin) * size);
@@ -469,7 +469,7 @@ void Optimizer::restore_slice(const SubGroup& group, std::uint64_t begin,
   refresh_slice(group, begin, end);
 }
 
-/// Runs what must follow the last slice of a sub-group.
+/// Does what must follow the last slice of a sub-group.
 Result<void> Optimizer::follow(const SubGroup& group) noexcept {
   if (!ends_at_device(state_.placement().units[group.unit].gather)) return {};
   return residency_.refresh_by_copy(tiering::Queue::ToDevice, group.unit, group.image_first,
@@ -481,8 +481,8 @@ Result<void> Optimizer::after_update(const SubGroup& group) noexcept {
   return follow(group);
 }
 
-/// Enqueued behind the model's own computing, whose parameters these are. What gets the same is one
-/// call, of all sub-groups.
+/// Enqueues the update after the model's computation, which uses these parameters. Elements with
+/// equal constants, over all sub-groups, are updated in one call.
 Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   ARTESIAN_CHECK(!step_under_way() && state_.placement().units[unit].updated_on_device());
   std::vector<std::pair<kernels::UpdateStep, std::vector<kernels::AdamPiece>>> calls;
@@ -514,7 +514,7 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
   return {};
 }
 
-/// Of the units that the order has listed.
+/// For the units listed by the order.
 Result<void> Optimizer::begin_pass() noexcept {
   SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
   if (speculative()) options.units_saved = order().ahead().size();
@@ -531,7 +531,7 @@ Result<void> Optimizer::begin_pass() noexcept {
   return stream_.begin(order().pass(), options, std::move(body));
 }
 
-/// Of every record with a shadow that begin_ahead's units have.
+/// For every record with a shadow of begin_ahead's units.
 void Optimizer::shadows(Shadows how) noexcept {
   if (how == Shadows::Drop && watcher_.taken_back) watcher_.taken_back();
   tiering::TierStore& store = state_.store();
@@ -563,7 +563,7 @@ Result<void> Optimizer::restore() noexcept {
   return {};
 }
 
-/// Copies out of homes must end before these change.
+/// Copies out of homes must end before the homes change.
 Result<void> Optimizer::settle() noexcept {
   ARTESIAN_TRY_VOID(state_.device().join_queues());
   ARTESIAN_TRY(copied, state_.device().record(tiering::Queue::ToDevice));
@@ -577,8 +577,8 @@ void Optimizer::count_updates() noexcept {
   }
 }
 
-/// True if forward will still find the slot that is refreshed now: a slot that is made later, or
-/// evicted before forward, would be read from its home.
+/// True if forward will still find the slot that is being refreshed; a slot that is created later,
+/// or evicted before forward, would be read from its home.
 bool Optimizer::keeps(std::uint32_t unit) const noexcept {
   if (!residency_.follows(unit)) return false;
   if (state_.placement().units[unit].aliased() || !options_.stays) return true;
@@ -594,8 +594,8 @@ Result<void> Optimizer::drain() noexcept {
   return state_.device().join_queues();
 }
 
-/// Calls `visit(master, exp_avg, exp_avg_sq, count)` on what this rank has of a parameter's state,
-/// piece by piece; the moments of a frozen one are null.
+/// Calls `visit(master, exp_avg, exp_avg_sq, count)` for this rank's part of a parameter's state,
+/// piece by piece; for a frozen parameter moments are null.
 template <typename Visit>
 Result<void> Optimizer::for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
@@ -605,8 +605,8 @@ Result<void> Optimizer::for_each_own_state(std::uint32_t parameter, const Visit&
   return stream_.run_range(place.unit, place.first, place.numel, {.read_state = true}, body);
 }
 
-/// The same on all of it, in row-major order: with several ranks, what each has goes to all. A sink
-/// that fails is not called any more, but what the other ranks wait for goes on.
+/// The same for all of the parameter's state, in row-major order: each rank sends its part to all,
+/// even after an error of the sink, which is then not called any more.
 template <typename Visit>
 Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& visit) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
@@ -618,7 +618,7 @@ Result<void> Optimizer::for_each_state(std::uint32_t parameter, const Visit& vis
   const Moments& moments = state_.placement().moments_of(place.unit);
   const std::array<bool, 3> there{true, unit.trainable && !moments.average.empty(),
                                   unit.trainable && !moments.squares.empty()};
-  std::vector<float> values(there.size() * passed);  // a piece of each array
+  std::vector<float> values(there.size() * passed);  // one piece of each array
   const auto array_of = [&](std::size_t array) {
     return there[array] ? values.data() + array * passed : nullptr;
   };
@@ -723,7 +723,7 @@ Result<void> Optimizer::read_state(
   });
 }
 
-/// Elements of a sub-group from `first` on become these values of one kind.
+/// Replaces elements of a sub-group from `first` on by these values of one kind.
 void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind kind,
                         std::span<const float> values) noexcept {
   const Placement& plan = state_.placement();
@@ -734,7 +734,7 @@ void Optimizer::replace(const SubGroup& group, std::uint64_t first, StateKind ki
   ARTESIAN_CHECK(kind == StateKind::Master || !moment.empty(), group.unit);
   if (kind != StateKind::Master) {
     std::vector<float> masters(split && kind == StateKind::ExpAvgSq ? values.size() : 0);
-    join_split(group, first, moments.squares(), masters);  // whose bit is the squares' sign
+    join_split(group, first, moments.squares(), masters);  // the tie bit is the squares' sign
     std::copy(values.begin(), values.end(), moment.begin());
     if (!masters.empty()) store_split(group, first, moments.squares(), masters);
     moments.store();
@@ -770,7 +770,7 @@ Result<void> Optimizer::write_state(
       source(part.parameter_first + done, piece);
       replace(group, part.group_first + done, kind, piece);
     }
-    if (plan.units[place.unit].master == Master::Own) {  // the pass writes all of it anew
+    if (plan.units[place.unit].master == Master::Own) {  // the pass rewrites all of it
       static_cast<void>(kernels::narrow(group.master, group.param, plan.param_dtype, group.count));
     }
     return {};

@@ -1,4 +1,4 @@
-// The first pass of LAMB: the trust ratio of every parameter, of which its step is a multiple. It
+// The first pass of LAMB: computes the trust ratio of every parameter, which scales its step. It
 // reads what the update reads, and writes nothing.
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@ static_assert(GroupBlocks::slice % leaf == 0 && parameter_alignment % leaf == 0)
 
 }  // namespace
 
-/// Sums elements [begin, end) of a sub-group, leaf by leaf: each is of one parameter.
+/// Sums elements [begin, end) of a sub-group, leaf by leaf; each leaf belongs to one parameter.
 void Optimizer::measure_slice(const SubGroup& group, std::uint64_t begin,
                               std::uint64_t end) noexcept {
   const FloatMoments moments(group, begin, end - begin);
@@ -53,7 +53,7 @@ Result<void> Optimizer::measure() noexcept {
                               {.slice = slice_of, .after = {}});
   auto finished = state_.ring().finish();
   if (measured.has_value()) measured = std::move(finished);
-  if (options_.group != nullptr) {  // before any rank waits for another's sums
+  if (options_.group != nullptr) {  // check before any rank waits for another's sums
     measured = options_.group->agree(std::move(measured), {"norms of LAMB"});
     ARTESIAN_TRY_VOID(std::move(measured));
     ARTESIAN_TRY_VOID(lamb_->weights.gather(*options_.group, "norms of LAMB's weights"));

@@ -1,7 +1,7 @@
-// Muon's update of a unit that is one matrix, in one sub-group: the momentum in slices, then the
-// whole matrix made orthogonal, then the step in slices. Between them the matrix is in
-// ModelState::matrix_buffer(). So placements have the same bits, and an update under backward is
-// rolled back as any other.
+// Muon's update of a unit that is one matrix, in one sub-group: the momentum in slices, then
+// orthogonalization of the whole matrix, then the step in slices. In between the matrix is in
+// ModelState::matrix_buffer(). So all placements give the same bits, and an update under backward
+// is rolled back like any other.
 #include <algorithm>
 #include <cmath>
 
@@ -50,7 +50,7 @@ void Optimizer::step_slice(const SubGroup& group, std::uint64_t begin, std::uint
     kernels::UpdateStep step = *part.constants;
     step.constants.grad_multiplier = static_cast<float>(std::sqrt(std::max(1.0, unit.aspect)));
     auto arrays = weights_of(group, begin);
-    arrays.grad = matrix_of(group) + begin;  // padding is zero, as it was
+    arrays.grad = matrix_of(group) + begin;  // padding must remain zero
     arrays.grad_dtype = DType::Float32;
     kernels::update(arrays, end - begin, step);
   } else {

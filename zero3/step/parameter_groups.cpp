@@ -19,7 +19,7 @@ constexpr double any = std::numeric_limits<double>::infinity();
 struct Range {
   const char* key;
   std::optional<double> value;
-  double below;  // 0 and more, and less than this
+  double below;  // allowed range: from 0 to below this value
 };
 
 std::string text_of(double value) {
@@ -63,7 +63,7 @@ Result<void> check_group(const GroupOptions& group, const std::string& where,
 kernels::Rule rule_of(OptimizerType type) noexcept {
   switch (type) {
     case OptimizerType::Adam:
-    case OptimizerType::Muon: break;  // AdamW, for what is no matrix
+    case OptimizerType::Muon: break;  // AdamW, for parameters that are not matrices
     case OptimizerType::Sgd: return kernels::Rule::Sgd;
     case OptimizerType::Adagrad: return kernels::Rule::Adagrad;
     case OptimizerType::RmsProp: return kernels::Rule::RmsProp;
@@ -149,7 +149,7 @@ StepConstants make_step_constants(const OptimizerConfig& config,
   if (groups.empty()) constants.groups.push_back(common);
   for (const GroupOptions& group : groups) {
     const bool moved = group.lr.has_value() && *group.lr != config.lr;
-    ARTESIAN_CHECK(!moved || config.lr != 0.0, *group.lr);  // check_groups() has seen to it
+    ARTESIAN_CHECK(!moved || config.lr != 0.0, *group.lr);  // check_groups() has checked this
     GroupStep step = common;
     step.lr = moved ? lr * (*group.lr / config.lr) : lr;
     if (moved) step.matrix_lr *= *group.lr / config.lr;

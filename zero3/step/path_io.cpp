@@ -47,7 +47,7 @@ PathIo io_of(const Config& config) {
                       .polling = polling_of(config.artesian.polling)}};
 }
 
-/// Why the settings of a profile are not for this config; empty if they are.
+/// Why a profile's settings do not suit this config; empty if they do.
 std::string obstacle(const Config& config, const tiering::MachineProfile& profile) {
   const auto kind = kind_of(profile.engine);
   if (!kind.has_value()) return "engine \"" + profile.engine + "\", which is not known here";
@@ -94,7 +94,7 @@ std::vector<SavedProfile> saved_profiles(const std::vector<std::string>& directo
   for (const std::string& directory : directories) {
     SavedProfile& saved = all.emplace_back();
     auto path = tiering::machine_profile_path(tiering::nearest_folder(directory).folder);
-    if (!path.has_value()) continue;  // no such folder, which its own error tells
+    if (!path.has_value()) continue;  // the folder does not exist, which is reported elsewhere
     saved.file = *std::move(path);
     auto profile = tiering::load_machine_profile(saved.file);
     if (profile.has_value()) {

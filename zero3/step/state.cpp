@@ -81,11 +81,11 @@ Result<void> ModelState::reserve_shadows(const std::vector<bool>& units) noexcep
   std::vector<ShardId> records;
   std::map<std::uint32_t, ShardId> saved;
   ARTESIAN_CHECK(units.size() <= param_.size(), units.size(), param_.size());
-  ARTESIAN_CHECK(saved_param_.empty() && old_state_.empty());  // once
+  ARTESIAN_CHECK(saved_param_.empty() && old_state_.empty());  // called once
   std::uint64_t kept = 0;                                      // bytes
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (!units[unit]) continue;
-    ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // otherwise there is no record
+    ARTESIAN_CHECK(placement_.layout.units[unit].trainable, unit);  // otherwise it has no record
     if (const std::uint64_t bytes = old_state_bytes(placement_, unit); bytes != 0) {
       ARTESIAN_CHECK(kept + bytes <= old_state_buffer_.size(), unit, kept, bytes);
       old_state_.emplace(unit, old_state_buffer_.data() + kept);
@@ -121,12 +121,12 @@ std::byte* ModelState::old_state(std::uint32_t unit, std::uint64_t sub_group) co
 void ModelState::list_inputs(const SwapPaths& paths, std::vector<ShardOptions>& shards) {
   const KeptInputs& inputs = placement_.inputs;
   ARTESIAN_CHECK(inputs.names.size() >= inputs.bytes.size(), inputs.names.size());
-  const std::uint64_t in_memory = 4096;  // unused there, but every shard needs a block size
+  const std::uint64_t in_memory = 4096;  // not used there, but every shard needs a block size
   for (std::size_t stage = 0; stage < inputs.bytes.size(); ++stage) {
     for (std::uint64_t index = 0; index < inputs.at_once; ++index) {
       inputs_.push_back(static_cast<ShardId>(shards.size()));
       const Tier home = inputs.home(stage, index);
-      if (home == Tier::Device) continue;  // in LibTorch's memory: no shard
+      if (home == Tier::Device) continue;  // in LibTorch's memory, without a shard
       shards.push_back({.name = fmt::format("{} input {}", inputs.names[stage], index),
                         .home = home,
                         .bytes = inputs.place_bytes(stage),
@@ -146,15 +146,15 @@ Result<void> ModelState::create_pools(const ModelStateOptions& options) {
                                            .name = "host memory",
                                            .nodes = options.host_nodes}));
   host_ = std::move(host);
-  // What the budgets allow is taken now or not at all: not in the middle of the first step.
+  // Memory within the budgets is taken now, rather than in the middle of the first step.
   if (!separate_device()) device_pool_->fault_in();
   host_->fault_in();
   return {};
 }
 
-/// Lists the buffers that bytes pass through on their way to a separate device or from it, by
-/// address, neighbours as one. The ring is one: parameters that were updated in it are copied to
-/// their unit's slot, and state whose home is the device streams through it.
+/// Lists the buffers for bytes on their way to or from a separate device, by address, with
+/// neighbours merged. The ring is one of them: updated parameters are copied from it to their
+/// unit's slot, and state whose home is the device streams through it.
 std::vector<std::span<std::byte>> ModelState::passing_buffers() const {
   std::vector<std::span<std::byte>> found;
   const auto add = [&](const std::vector<std::span<std::byte>>& buffers) {
@@ -177,7 +177,7 @@ std::vector<std::span<std::byte>> ModelState::passing_buffers() const {
   return joined;
 }
 
-/// Page-locks as many of them as the driver allows. Errors: the first refusal.
+/// Page-locks as many buffers as the driver allows. Errors: the first refusal.
 Result<void> ModelState::register_buffers() {
   Result<void> first;
   for (const std::span<std::byte> buffers : passing_buffers()) {
@@ -187,11 +187,12 @@ Result<void> ModelState::register_buffers() {
   return first;
 }
 
-/// Page-locks host memory for a separate device, so that copies run beside all else. Without, they
-/// work, but block: a copy of gradients holds the thread until the device has computed them. The
-/// buffers come first, as there may be a limit; they are few, so pin_memory is not about them.
+/// Page-locks host memory for a separate device, so that copies run in parallel with everything
+/// else. Without this copies block: a copy of gradients would hold the thread until the device has
+/// computed them. The buffers are locked first, as there may be a limit; they are small, so
+/// pin_memory does not apply to them.
 void ModelState::register_host(const ModelStateOptions& options) {
-  host_registered_ = true;  // possibly in part, after an error
+  host_registered_ = true;  // possibly only a part, after an error
   const auto buffers = register_buffers();
   const auto all = options.pin_memory ? device_.register_host(host_->range()) : Result<void>();
   if (!all.has_value()) {
@@ -207,7 +208,7 @@ void ModelState::register_host(const ModelStateOptions& options) {
   }
 }
 
-/// Creates what a device with memory of its own needs between it and the host.
+/// Creates the buffers between the host and a device with memory of its own.
 Result<void> ModelState::create_staging() {
   if (!separate_device()) return {};
   const Placement& plan = placement_;
@@ -239,7 +240,8 @@ Result<std::unique_ptr<ModelState>> ModelState::create(ModelStateOptions options
   if (opened.has_value()) return state;
   auto closed = state->close();
   state->stalled_ = state->stalled_ || timed_out(opened);
-  // A disk that hangs must not look like one that failed: the caller keeps the engine alive then.
+  // A disk that hangs must be distinguished from one that failed: the caller then keeps the engine
+  // alive.
   return std::move(timed_out(closed) ? closed : opened).error();
 }
 
@@ -266,7 +268,7 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   optimizer_volume_ = paths.optimizer_volume;
   log_shares();
   for (std::uint32_t volume = 0; volume < volumes_.size(); ++volume) {
-    // While the ring's room in the pool is still free.
+    // Done while the ring's memory in the pool is still free.
     ARTESIAN_TRY_VOID(store_->probe_disk(volume, *host_));
   }
   ARTESIAN_CHECK((placement_.ring_count == 0) == (placement_.ring_item_bytes == 0));
@@ -297,8 +299,9 @@ Result<void> ModelState::open(const ModelStateOptions& options, aio::Engine& eng
   ARTESIAN_TRY_VOID(create_staging());
   if (separate_device()) register_host(options);
   const std::array<std::span<std::byte>, 2> both{host_->range(), device_pool_->range()};
-  const auto ranges = std::span(both).first(separate_device() ? 1 : 2);  // what the disk reaches
-  // If the limit of locked memory refused the pool, which was logged, it refuses this, too.
+  // The ranges that the disk accesses.
+  const auto ranges = std::span(both).first(separate_device() ? 1 : 2);
+  // If the limit on locked memory refused the pool, which was logged, it refuses this as well.
   const bool limited = options.pin_memory && !host_->statistics().locked;
   if (!paths.directories.empty() && !limited) {
     static_cast<void>(engine.register_memory(ranges));
@@ -364,7 +367,7 @@ Result<void> ModelState::close() noexcept {
   auto closed = store_ ? store_->close() : Result<void>();
   auto passed = device_.finish_all();
   stalled_ = timed_out(drained) || timed_out(emptied) || timed_out(closed) || timed_out(passed);
-  for (auto* outcome : {&closed, &passed}) {  // what a caller must know before all else
+  for (auto* outcome : {&closed, &passed}) {  // the errors that the caller must see first
     if (timed_out(*outcome)) return std::move(*outcome);
   }
   if (!drained.has_value()) return drained;

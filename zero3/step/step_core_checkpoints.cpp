@@ -16,7 +16,7 @@ void say_other(const std::string& why, const std::string& other) {
   log(LogLevel::Warning, "load_checkpoint: " + why + "; going on from " + other);
 }
 
-/// Moments of one optimizer are none of another.
+/// One optimizer's moments are meaningless for another.
 Result<void> check_same_optimizer(const CheckpointManifest& manifest, const OptimizerConfig& config,
                                   const std::string& directory) {
   for (const SavedGroup& group : manifest.groups) {
@@ -75,7 +75,7 @@ TrainingState StepCore::training_state() const {
   return state;
 }
 
-/// Groups as they were in the last update, or will be in the first one; frozen parameters have
+/// Groups as in the last update, or before any update as in the first one; frozen parameters are in
 /// none.
 std::vector<SavedGroup> StepCore::saved_groups() const {
   const StepConstants constants = step_constants(last_rate_.value_or(scheduled_rate()), 1.0);
@@ -101,7 +101,7 @@ std::vector<SavedGroup> StepCore::saved_groups() const {
   return groups;
 }
 
-/// Opens the save's folder; a folder that only the request names keeps all checkpoints.
+/// Opens the save's folder; in a folder named only by the request all checkpoints are kept.
 Result<void> StepCore::open_for(const SaveRequest& request) {
   const bool open = checkpoints_->is_open();
   if (!request.directory.empty()) {
@@ -146,7 +146,7 @@ Result<void> StepCore::begin_checkpoint(const SaveRequest& request) {
   if (checkpoints_->copying()) {
     copy_what_is_made();
   } else {
-    optimizer_->watch({});  // one that was expected has failed
+    optimizer_->watch({});  // an expected save has failed
   }
   return opened;
 }
@@ -156,7 +156,7 @@ void StepCore::copy_what_is_made() {
                      .taken_back = [this] { checkpoints_->forget(); }});
 }
 
-/// The last backward of a step begins, whose update may begin under it.
+/// Called at the beginning of a step's last backward, under which its update may begin.
 void StepCore::copy_ahead() {
   if (!checkpoints_->expects_any()) return;
   if (checkpoints_->expects(step_ + 1)) {
@@ -168,13 +168,13 @@ void StepCore::copy_ahead() {
                                 "it"));
 }
 
-/// One that is still being copied.
+/// Abandons a checkpoint that is still being copied.
 void StepCore::give_up_checkpoint(Error cause) {
   optimizer_->watch({});
   checkpoints_->abandon(std::move(cause));
 }
 
-/// The update is complete: nothing of the step passes any more.
+/// Called when the update is complete, so that no more state of the step will pass by.
 Result<void> StepCore::copy_rest() {
   optimizer_->watch({});
   const StepFigures::Mark before = figures_->mark();
@@ -215,7 +215,7 @@ Result<SavedCheckpoint> StepCore::save_checkpoint(const SaveRequest& request) {
   auto saved = finish_checkpoint(checkpoints_->commit_seconds());
   if (!completed.has_value()) return completed.error();
   if (!saved.has_value()) return std::move(saved).error();
-  ARTESIAN_CHECK(saved->has_value());  // one was begun
+  ARTESIAN_CHECK(saved->has_value());  // a save was begun
   return **std::move(saved);
 }
 
@@ -234,7 +234,7 @@ void StepCore::restore(const CheckpointLoad& load) {
   scaler_.restore(state.scaler);
   guard_.restore_skipped_in_a_row(state.skipped_in_a_row);
   last_link_.reset();
-  if (!all) return;  // the next checkpoint has no ancestor
+  if (!all) return;  // the next checkpoint has no parent
   last_link_ = load.manifest().link;
   if (checkpoints_->is_open()) checkpoints_->go_on_from(*last_link_);
 }
@@ -259,7 +259,7 @@ Result<LoadedCheckpoint> StepCore::load_checkpoint(const LoadRequest& request,
   }
 }
 
-/// Before a load. Of several ranks only the first has the folder.
+/// Called before a load. Only the first rank has the folder.
 Result<void> StepCore::end_former_save() {
   ARTESIAN_TRY_VOID(check_not_saving("load_checkpoint"));
   Result<void> ended;
@@ -271,7 +271,7 @@ Result<void> StepCore::end_former_save() {
   return agree_on(ended, "the former checkpoint");
 }
 
-/// Ranks that read a folder each for themselves may find another one in it.
+/// If ranks read a folder separately they may find different content.
 Result<CheckpointChoice> StepCore::choose_checkpoint(const std::string& directory) {
   const auto choose = [&]() -> Result<CheckpointChoice> {
     ARTESIAN_TRY(folder, files().open_folder(directory));

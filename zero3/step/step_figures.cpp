@@ -8,7 +8,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// The fields of a StepResult that count up from the engine's creation, one after the other.
+/// The fields of a StepResult that count up from the engine's creation, in order.
 template <typename Visit>
 void for_each_counter(const Visit& visit) {
   for (const auto counter :
@@ -38,14 +38,14 @@ StepFigures::StepFigures(const FigureSources& sources)
       divide_over_paths(update, state.param_shares(), state.optimizer_shares(), state.path_count());
 }
 
-/// Counters since creation, in the fields of a step.
+/// Counters since creation, in the fields of a step's result.
 StepResult StepFigures::counters() const {
   StepResult now;
   const auto disk_now = from_.state.store().statistics();
   now.bytes_nvme_read = disk_now.bytes_read;
   now.bytes_nvme_write = disk_now.bytes_written;
   if (from_.state.path_count() > 1) now.bytes_paths.paths = from_.state.path_use();
-  // Inputs that are kept in a tier are copied by the CPU, or else counted by the device.
+  // Inputs kept in a tier are copied by the CPU; copies by a device are counted by the device.
   const tiering::Depot& depot = from_.state.depot();
   now.bytes_h2d = from_.residency.bytes_to_device() + depot.bytes_taken();
   now.bytes_d2h = from_.state.separate_device() ? from_.state.device().bytes_to_host()
@@ -131,7 +131,7 @@ Result<void> StepFigures::take_peaks(StepResult& result) const {
   ModelState& state = from_.state;
   const bool empty = state.placement().device_pool_bytes == 0;  // a pool has at least a page
   const std::uint64_t device = empty ? 0 : state.device_pool().statistics().bytes_reserved;
-  const bool separate = state.separate_device();  // its memory is not this process's
+  const bool separate = state.separate_device();  // its memory does not belong to this process
   result.peak_gradients = state.placement().device_gradient_bytes;
   result.peak_device = device + result.peak_gradients;
   result.peak_host = state.host_pool().statistics().bytes_reserved;

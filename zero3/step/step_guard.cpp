@@ -26,8 +26,8 @@ void StepGuard::see_loss(double loss) {
   bad_loss_ = loss;
 }
 
-/// "loss of micro-batch 2: got nan", "gradient of h.0.ln_1.weight: got a value that is not finite".
-/// After a bad loss all gradients are bad, and the first one's name would blame one at random.
+/// Formats "loss of micro-batch 2: got nan", "gradient of h.0.ln_1.weight: got a value that is not
+/// finite". After a bad loss all gradients are bad, so naming a parameter would be misleading.
 std::string StepGuard::what_is_wrong(const std::string& bad_parameter) const {
   ARTESIAN_CHECK(bad_micro_batch_ <= micro_batches_, bad_micro_batch_, micro_batches_);
   if (bad_micro_batch_ != 0) {

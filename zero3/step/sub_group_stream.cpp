@@ -24,9 +24,9 @@ using tiering::Route;
 using tiering::ShardId;
 using tiering::StagingItem;
 
-// An item's bytes: [record of the optimizer state][parameter][gradient], each as long as for a
-// whole sub-group, so that offsets do not depend on the task. What a parameter was is where the
-// gradient would be, which is in memory then.
+// Layout of an item's bytes: [record of the optimizer state][parameter][gradient], each with the
+// length for a whole sub-group, so that offsets do not depend on the task. The old parameter is
+// stored in the place of the gradient, which is then in memory.
 std::uint64_t SubGroupStream::param_offset() const noexcept {
   return state_.placement().record_bytes_max(state_.placement().sub_group);
 }
@@ -36,7 +36,7 @@ std::uint64_t SubGroupStream::grad_offset() const noexcept {
   return param_offset() + plan.sub_group_max(plan.sub_group) * dtype_size(plan.param_dtype);
 }
 
-/// Between the shard's home and the host, which works on it.
+/// The route between the shard's home and the host, which works on it.
 Route SubGroupStream::route(ShardId id) const noexcept {
   return state_.placement().host_route(state_.store().shard(id).home);
 }
@@ -50,7 +50,7 @@ RingNeed SubGroupStream::need(const Task& task) const noexcept {
                     .restore_param = options_.restore_param});
 }
 
-/// A sub-group as which elements it is.
+/// Returns the sub-group with its elements' indices.
 SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   const Placement& plan = state_.placement();
   SubGroup group;
@@ -65,7 +65,8 @@ SubGroup SubGroupStream::cut(const Task& task) const noexcept {
   return group;
 }
 
-/// Its first element in the home of the parameters: of the image, where each rank has all of it.
+/// Index of the sub-group's first element in the parameters' home: in the image, if each rank has
+/// all of it.
 std::uint64_t SubGroupStream::param_first(const SubGroup& group) const noexcept {
   return state_.placement().params_cut ? group.share_first : group.image_first;
 }
@@ -134,7 +135,7 @@ Result<void> SubGroupStream::read(const Task& task, StagingItem& item) noexcept 
   return start(state_.grad(task.unit), group.share_first * size, group.count * size, grad_offset());
 }
 
-/// The record of a sub-group's optimizer state, a block each array, and its parameter.
+/// Lists a sub-group's record, with one block per array, and its parameter.
 void SubGroupStream::list_state(const SubGroup& group, bool with_param,
                                 GroupBlocks& blocks) const noexcept {
   if (frozen(group.unit)) return list_param(group, blocks);
@@ -218,12 +219,12 @@ Result<void> SubGroupStream::write_param(const SubGroup& group, StagingItem& ite
 
 void SubGroupStream::write_grad(const SubGroup& group, StagingItem& item) noexcept {
   const std::uint64_t size = dtype_size(state_.placement().grad_dtype);
-  ARTESIAN_CHECK(route(state_.grad(group.unit)) == Route::Disk, group.unit);  // it spills
+  ARTESIAN_CHECK(route(state_.grad(group.unit)) == Route::Disk, group.unit);  // its gradients spill
   item.write(state_.grad(group.unit), {group.share_first * size, group.count * size},
              grad_offset());
 }
 
-/// Not without a separate device, nor where the pass is of gradients alone that the host reaches.
+/// False without a separate device, and for passes over gradients that are all host-accessible.
 bool SubGroupStream::may_use_queues(const std::vector<Task>& tasks) const noexcept {
   if (!state_.separate_device()) return false;
   return options_.read_state || options_.write_state || options_.restore_param ||
@@ -232,7 +233,7 @@ bool SubGroupStream::may_use_queues(const std::vector<Task>& tasks) const noexce
          });
 }
 
-/// `work(begin, end)` on the elements of a sub-group, on the compute team.
+/// Runs `work(begin, end)` on a sub-group's elements, on the thread pool.
 template <typename Work>
 void SubGroupStream::for_each_slice(const SubGroup& group, const Work& work) {
   constexpr std::uint64_t slice = GroupBlocks::slice;
@@ -242,7 +243,7 @@ void SubGroupStream::for_each_slice(const SubGroup& group, const Work& work) {
   });
 }
 
-/// Verifies read blocks, runs the body, and computes checksums of blocks to write.
+/// Verifies the blocks read, runs the body, and computes checksums of the blocks to write.
 Result<void> SubGroupStream::work_on(const SubGroup& group, GroupBlocks& written) noexcept {
   GroupBlocks read(state_.store());
   list_read(group, read);
@@ -297,7 +298,7 @@ Result<void> SubGroupStream::work(std::size_t place, const Task& task, StagingIt
   return options_.write_state ? write(group, *item) : Result<void>();
 }
 
-/// Without slices, or between two goes of them, a sub-group is worked on as a whole.
+/// A body without slices, or with two passes over them, needs each sub-group as a whole.
 std::size_t SubGroupStream::together_max() const noexcept {
   return body_.slice != nullptr && !body_.whole ? sub_groups_together_max : 1;
 }
@@ -306,7 +307,8 @@ Result<void> SubGroupStream::work_together(std::size_t first,
                                            std::span<const Task> tasks) noexcept {
   constexpr std::uint64_t slice = GroupBlocks::slice;
   std::array<SubGroup, sub_groups_together_max> groups;
-  std::array<std::uint64_t, sub_groups_together_max + 1> begin{};  // first slice of each; the end
+  // First slice of each sub-group; and the end.
+  std::array<std::uint64_t, sub_groups_together_max + 1> begin{};
   ARTESIAN_CHECK(!tasks.empty() && tasks.size() <= groups.size(), first, tasks.size());
   for (std::size_t place = 0; place < tasks.size(); ++place) {
     const Task& task = tasks[place];
@@ -334,7 +336,7 @@ Result<void> SubGroupStream::begin_tasks(std::vector<Task> tasks,
   ARTESIAN_CHECK(!under_way());
   options_ = options;
   uses_queues_ = may_use_queues(tasks);
-  // Copies follow whatever has used the device's state, and it is used again after them.
+  // Copies must follow earlier uses of the device's state, and later uses must follow the copies.
   if (uses_queues_) ARTESIAN_TRY_VOID(state_.device().join_queues());
   body_ = std::move(body);
   saved_end_ = 0;

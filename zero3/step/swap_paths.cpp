@@ -16,8 +16,8 @@ constexpr std::uint64_t stripe_bytes_max = 8 << 20;
 
 class Collector {
  public:
-  /// The volume of these folders, a new one or one with the same. Each may be named once: two swap
-  /// files in one would shut each other out.
+  /// The volume with these folders, new or existing. Each folder may be named once: two swap files
+  /// in one folder would lock each other out.
   Result<std::uint32_t> add(const std::vector<std::string>& folders) {
     std::vector<std::uint32_t> volume;
     for (const std::string& folder : folders) {
@@ -56,14 +56,15 @@ class Collector {
   std::vector<std::filesystem::path> resolved_;
 };
 
-/// At the block sizes in use; empty unless `aio_bench tune` measured all.
+/// Speeds at the block sizes in use; empty unless `aio_bench tune` has measured all of them.
 std::vector<tiering::PathDisk> saved_disks(const std::vector<std::string>& directories,
                                            const std::vector<SavedProfile>& profiles,
                                            const std::vector<PathIo>& io) {
   ARTESIAN_CHECK(directories.size() == io.size(), directories.size(), io.size());
   ARTESIAN_CHECK(directories.size() == profiles.size(), directories.size(), profiles.size());
   std::vector<tiering::PathDisk> disks;
-  std::vector<std::vector<std::string>> names;  // disks below; profiles are of file systems
+  // Disks below the folders, as profiles are per file system.
+  std::vector<std::vector<std::string>> names;
   for (std::size_t path = 0; path < profiles.size(); ++path) {
     const auto& [file, profile, fault] = profiles[path];
     if (!profile.has_value()) return {};
@@ -109,8 +110,8 @@ Result<SwapPaths> swap_paths_of(const Config& config, const std::vector<tiering:
   PathIoChoice chosen = choose_path_io(config, paths.directories, profiles);
   paths.io = std::move(chosen.paths);
   paths.notes = std::move(chosen.notes);
-  // What one request to the kernel moves, at most: stripes cut none of them in two, and no file
-  // gets its bytes in larger pieces than it is asked for.
+  // The most bytes of one kernel request: stripes are not smaller, so that no request is cut in
+  // two.
   std::uint64_t block_size = paths.io.empty() ? config.aio.block_size : 0;
   for (const PathIo& io : paths.io) block_size = std::max(block_size, io.options.block_size);
   paths.stripe_bytes = std::min(block_size, stripe_bytes_max);

@@ -26,10 +26,10 @@ UnderBackward::UnderBackward(const Config& config, ModelState& state,
 }
 
 Result<void> UnderBackward::decide(double share) noexcept {
-  ARTESIAN_CHECK(undecided_);  // once
+  ARTESIAN_CHECK(undecided_);  // decided once
   undecided_ = false;
   std::vector<bool> chosen = units_under_backward(state_.placement(), stages_, share, speculative_);
-  // A caller may read what stays gathered at any time before step().
+  // A caller may read gathered parameters at any time before step().
   for (std::size_t unit = 0; hooked_ && unit < chosen.size(); ++unit) {
     if (state_.layout().units[unit].persistent) chosen[unit] = false;
   }

@@ -7,7 +7,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// Zeroes what of the row lies in the slice `target`, which starts at element `first`.
+/// Zeroes the part of the row that lies in the slice `target`, which starts at element `first`.
 void clear_row(const ParameterSpec& spec, std::uint64_t row, std::uint64_t first,
                std::span<float> target) {
   const std::uint64_t width = spec.numel() / static_cast<std::uint64_t>(spec.shape[0]);

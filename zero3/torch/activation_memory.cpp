@@ -1,7 +1,7 @@
-// Counts what LibTorch allocates on the CPU: an allocator in front of the default one, which has
-// the large pieces from an arena of its own, so that a step does not get its memory page by page
-// from the kernel, and clear, each time (a third of its time). The rest of the heap is malloc's own
-// count less what LibTorch has of it.
+// Counts LibTorch's CPU allocations with an allocator in front of the default one. It takes large
+// tensors from its own arena, so that a step does not get its memory page by page, zeroed, from the
+// kernel each time (a third of its time). The rest of the heap is malloc's own count minus
+// LibTorch's part.
 #include "zero3/torch/activation_memory.h"
 
 #include <c10/core/Allocator.h>
@@ -23,10 +23,10 @@
 namespace artesian::zero3 {
 namespace {
 
-// Smaller tensors are malloc's: they are many, and take little memory together.
+// Smaller tensors use malloc: they are many, but small in total.
 constexpr std::size_t arena_from = 64ull << 10;
 
-// A tool that finds accesses beyond a tensor's end must see each allocation by itself.
+// Tools that detect accesses beyond a tensor's end need separate allocations.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool with_arena = false;
 #else
@@ -35,10 +35,10 @@ constexpr bool with_arena = true;
 
 std::atomic<std::uint64_t> bytes_now{0};
 std::atomic<std::uint64_t> bytes_peak{0};
-std::atomic<std::uint64_t> bytes_of_malloc{0};  // part of bytes_now
-std::atomic<std::uint64_t> bytes_lent{0};       // lent from the arena, but not to LibTorch
+std::atomic<std::uint64_t> bytes_of_malloc{0};  // included in bytes_now
+std::atomic<std::uint64_t> bytes_lent{0};       // lent from the arena to others than LibTorch
 
-/// Reserves as many addresses as there is memory. Without an arena, if they are refused, malloc
+/// Reserves as many addresses as there is memory. If that is refused there is no arena, and malloc
 /// serves all tensors.
 pinned::Arena* make_arena() {
   const auto bytes = static_cast<std::uint64_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES))) *
@@ -49,7 +49,7 @@ pinned::Arena* make_arena() {
   return std::move(made).value().release();  // tensors may outlive every static object
 }
 
-/// Made by the first call, which is track_activations().
+/// Created by the first call, which is track_activations().
 pinned::Arena* arena() {
   static pinned::Arena* const made = [] {
     pinned::Arena* const it = make_arena();
@@ -131,7 +131,7 @@ class KeptActivations final : public BufferLender {
   }
 };
 
-/// Bytes that malloc has handed out, LibTorch's among them.
+/// Bytes that malloc has allocated, including LibTorch's.
 std::uint64_t bytes_allocated() noexcept {
   const struct mallinfo2 info = ::mallinfo2();
   return info.uordblks + info.hblkhd;
@@ -154,14 +154,14 @@ MemoryBesideTiers memory_beside_tiers(std::uint64_t tiers) noexcept {
   static MemoryBesideTiers most;
   if (!at_start.tracked) return most;
   const ProcessMemory memory = process_memory();
-  // Resident bytes of LibTorch's tensors: malloc's, and all that the arena holds.
+  // Resident bytes of LibTorch's tensors: malloc's, and everything held by the arena.
   const std::uint64_t small = bytes_of_malloc.load();
   const std::uint64_t held = arena() == nullptr ? 0 : arena()->statistics().bytes_held;
   most.activations = bytes_peak.load();
-  // Libraries become resident page by page, as their code first runs.
+  // Libraries become resident page by page, when their code first runs.
   most.program = std::max(most.program, at_start.anonymous + memory.bytes_file);
-  // MKL takes buffers to pack matrices into and touches a part of them: at most the rest that is
-  // resident.
+  // MKL allocates buffers to pack matrices and uses only a part of them: at most the remaining
+  // resident bytes.
   const std::uint64_t heap = beyond(bytes_allocated(), at_start.allocated + small);
   const std::uint64_t known = memory.bytes_file + at_start.anonymous + tiers + small + held;
   most.heap = std::max(most.heap, std::min(heap, beyond(memory.bytes, known)));
@@ -183,7 +183,7 @@ std::uint64_t activations_lent() noexcept {
 
 void track_activations() {
   static CountingAllocator allocator;
-  (void)arena();  // its tables are not of the heap that is counted
+  (void)arena();  // its tables must not count as heap
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
   const ProcessMemory memory = process_memory();
   at_start = {.tracked = true,

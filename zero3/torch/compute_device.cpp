@@ -42,9 +42,10 @@ Result<std::optional<int>> device_index(const std::string& name) {
 
 namespace {
 
-/// True on processors with AMX, where bf16 takes a quarter of fp32's time, and on those of AMD with
-/// AVX512_BF16, half of it. Intel's, measured with AVX512_BF16 alone, gained nothing. By the
-/// processor, not by a timing, so that runs of one machine have the same bits.
+/// True on processors with AMX, where bf16 takes a quarter of fp32's time, and on AMD processors
+/// with AVX512_BF16, where it takes half. Intel processors with only AVX512_BF16 gained nothing
+/// when measured. Decided by the processor type rather than by timing, so that all runs on a
+/// machine have the same bits.
 bool multiplies_bf16() {
   if (at::cpu::init_amx()) return true;
 #ifdef __x86_64__
@@ -57,13 +58,14 @@ bool multiplies_bf16() {
 ComputeDevice cpu() {
   ComputeDevice device{.native_bf16 = multiplies_bf16(),
                        .owned = std::make_unique<tiering::HostDevice>()};
-  device.backend = device.owned.get();  // each engine's own, for threads of their own
+  device.backend = device.owned.get();  // separate for each engine, so that each has its own thread
   return device;
 }
 
-/// Opens a device that LibTorch has, on its current stream, and makes it this thread's current one.
+/// Opens a device that LibTorch supports, on its current stream, and makes it this thread's current
+/// device.
 Result<ComputeDevice> open_with(c10::Device device, MakeBackend make) {
-  at::globalContext().lazyInitDevice(device.type());  // before it, there are no statistics
+  at::globalContext().lazyInitDevice(device.type());  // without it there are no statistics
   at::accelerator::setDeviceIndex(device.index());
   const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
   ARTESIAN_TRY(backend, make(device, stream));
@@ -76,7 +78,7 @@ Result<ComputeDevice> open_with(c10::Device device, MakeBackend make) {
   return opened;
 }
 
-/// The factories of backends by type of device.
+/// Factories of backends, by type of device.
 struct Backends {
   static Backends& instance() {
     static Backends backends;
@@ -91,8 +93,8 @@ struct Backends {
 #ifdef ARTESIAN_HAVE_CUDA
 namespace {
 
-/// Loads LibTorch's CUDA part, unless the program has it: its registry knows, while
-/// Context::hasCUDA() would keep the answer "no" for ever.
+/// Loads LibTorch's CUDA part, unless the program has loaded it. This asks LibTorch's registry,
+/// because Context::hasCUDA() would cache the answer "no".
 Result<void> load_cuda_of_torch() {
   if (at::CUDAHooksRegistry()->Has("CUDAHooks")) return {};
   Dl_info torch{};
@@ -108,9 +110,9 @@ Result<void> load_cuda_of_torch() {
                         std::string(reason) + "; install the torch package for CUDA 13");
 }
 
-/// Kernels that give the same bits in every run, placements included. With `warn_only` LibTorch
-/// takes that as a wish, also where it has both kinds: flash attention's backward then adds with
-/// atomics.
+/// Selects kernels that give the same bits in every run, for any placement. With `warn_only`
+/// LibTorch only prefers them: flash attention's backward then uses atomic additions, although a
+/// deterministic kernel exists.
 void choose_deterministic_kernels(Determinism determinism) {
   at::Context& context = at::globalContext();
   const bool warn_only = determinism == Determinism::Preferred;
@@ -122,17 +124,18 @@ void choose_deterministic_kernels(Determinism determinism) {
   context.setDeterministicAlgorithms(true, warn_only);
   context.setDeterministicFillUninitializedMemory(false);  // no uninitialised memory is read
   context.setBenchmarkCuDNN(false);
-  context.setSDPUseMemEfficient(!warn_only);  // else backward adds in no fixed order
+  context.setSDPUseMemEfficient(!warn_only);  // otherwise backward adds in an unspecified order
   context.setSDPUseCuDNN(false);
 }
 
-/// Sets what CUDA's libraries read when they are loaded or first used; the user's choice goes
-/// before.
+/// Sets variables that CUDA's libraries read when they are loaded or first used; values set by the
+/// user take precedence.
 void set_environment() {
   // NOLINTBEGIN(concurrency-mt-unsafe): one thread opens devices
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);  // else products differ in runs
-  // Beside the device tier, which is one allocation, buffers of 0.4 to 12 GB come and go: segments
-  // of fixed size would leave holes that no other buffer fits into.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8",
+           /*replace=*/0);  // otherwise products differ between runs
+  // Beside the device tier, which is one allocation, buffers of 0.4 to 12 GB are allocated and
+  // freed: segments of fixed size would leave holes that no other buffer fits into.
   if (::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr) {
     ::setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*replace=*/0);
   }
@@ -162,7 +165,7 @@ Result<std::unique_ptr<tiering::Device>> make_cuda_backend(c10::Device device,
   return std::unique_ptr<tiering::Device>(std::move(made));
 }
 
-/// The backend of a type that is built in; null: none is.
+/// The built-in backend for a type; null if there is none.
 MakeBackend built_in_backend(c10::DeviceType type) {
   return type == c10::kCUDA ? &make_cuda_backend : nullptr;
 }
@@ -174,7 +177,7 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism d
   if (!index.has_value()) return cpu();
   ARTESIAN_TRY_VOID(check_device(name));
   return from_torch([&]() -> Result<ComputeDevice> {
-    if (!at::globalContext().hasCUDA()) {  // asked before, and its answer kept
+    if (!at::globalContext().hasCUDA()) {  // LibTorch was asked before, and cached the answer
       return make_error(ErrorCode::Unsupported,
                         "device: got " + name +
                             ", allowed cpu: LibTorch was used before its CUDA part was loaded; "
@@ -232,7 +235,7 @@ MakeBackend backend_of(c10::DeviceType type) {
   return found != backends.by_type.end() ? found->second : built_in_backend(type);
 }
 
-/// A device that LibTorch has, with its index.
+/// A device that LibTorch supports, with its index.
 Result<c10::Device> existing_device(const std::string& name) {
   const auto parsed = from_torch([&]() -> Result<c10::Device> { return c10::Device(name); });
   if (!parsed.has_value()) {
@@ -280,7 +283,7 @@ Result<ComputeDevice> open_accelerator(const std::string& name) {
 
 Result<std::optional<std::uint64_t>> free_device_memory(const std::string& name) {
   using Bytes = std::optional<std::uint64_t>;
-  if (name.starts_with("cuda")) {  // may be asked before LibTorch's CUDA part is loaded
+  if (name.starts_with("cuda")) {  // may be called before LibTorch's CUDA part is loaded
     ARTESIAN_TRY(index, device_index(name));
     ARTESIAN_TRY(free, free_device_memory(*index));
     return Bytes(free);

@@ -34,8 +34,8 @@ class Engine::Impl {
   std::unique_ptr<StepCore> core;
   std::unique_ptr<ParameterTensors> tensors;
   std::unique_ptr<UnitGraphs> graphs;
-  bool layer_by_layer = false;           // may micro-batches run so, for the same bits
-  std::uint64_t activations_of_one = 0;  // bytes, the most that a micro-batch kept; 0: not known
+  bool layer_by_layer = false;           // whether running layer by layer gives the same bits
+  std::uint64_t activations_of_one = 0;  // the most bytes that a micro-batch kept; 0: unknown
 
   Result<void> build();
   Agreement::Facts facts() const;
@@ -46,7 +46,7 @@ class Engine::Impl {
   Result<void> backward(const BackwardOptions& how);
   Result<std::size_t> group_size(std::size_t count) const;
   std::uint32_t ranks() const { return options.group == nullptr ? 1 : options.group->ranks(); }
-  /// Of all ranks.
+  /// Number of micro-batches of all ranks.
   double micro_batches_of_step() const {
     return static_cast<double>(config.accumulation_steps * ranks());
   }
@@ -55,7 +55,7 @@ class Engine::Impl {
 
 namespace {
 
-/// UnitGraphs looks up for stage 0.
+/// UnitGraphs only supports a look-up in stage 0.
 Result<void> check_lookups(const std::vector<StageSpec>& stages) {
   for (std::size_t stage = 1; stage < stages.size(); ++stage) {
     if (!stages[stage].lookup.has_value()) continue;
@@ -75,7 +75,7 @@ Result<void> Engine::Impl::build() {
   ARTESIAN_TRY_VOID(check_trainable(module.parameters()));
   ARTESIAN_TRY_VOID(check_lookups(module.stages()));
   layer_by_layer = keeps_order(module.stages());
-  if (options.group != nullptr && !layer_by_layer) {  // gradients of a stage arrive rank by rank
+  if (options.group != nullptr && !layer_by_layer) {  // a stage's gradients arrive rank by rank
     return make_error(ErrorCode::Unsupported,
                       fmt::format("not supported yet with {} ranks: a parameter that the graphs of "
                                   "two stages have; train with one process",
@@ -113,7 +113,7 @@ Result<void> Engine::Impl::build() {
   return {};
 }
 
-/// What ranks must have alike for the bits of one.
+/// Facts that must be equal on all ranks for the bits of one.
 Agreement::Facts Engine::Impl::facts() const {
   const auto bits = facts_of_bits(compute.torch, config.param_dtype);
   Agreement::Facts facts = options.facts;
@@ -138,7 +138,7 @@ Result<MemoryBesideTiers> Engine::Impl::memory_with_device(std::uint64_t tiers) 
   return beside;
 }
 
-/// An error of one batch leaves the step as it was; any other has ended the run.
+/// An error of one batch leaves the step unchanged; any other has ended the run.
 Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches,
                                                   const char* call) {
   ARTESIAN_TRY_VOID(check_stream(compute, call));
@@ -155,7 +155,7 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   ARTESIAN_CHECK(losses.size() == batches.size(), losses.size(), batches.size());
   auto ended = core->end_forward(losses);
   if (!ended.has_value()) {
-    // Another rank may have refused its batch: then nothing of this one is kept either.
+    // Another rank may have refused its batch: then nothing of this rank's batch is kept either.
     if (core->check(StepCall::BeginForward, call).has_value()) {
       ARTESIAN_TRY_VOID(core->remember(graphs->forget()));
     }
@@ -167,7 +167,7 @@ Result<std::vector<double>> Engine::Impl::forward(std::span<const Batch> batches
   return losses;
 }
 
-/// A pass that `stop` has ended: abandon_step() must follow.
+/// The error of a pass that `stop` has ended: abandon_step() must follow.
 Error Engine::Impl::broken_off(Error error) {
   core->break_pass();
   return error;
@@ -185,7 +185,7 @@ Result<void> Engine::Impl::backward(const BackwardOptions& how) {
   return core->end_backward(graphs->tokens());
 }
 
-/// How many of the next `count` micro-batches run at once.
+/// The number of micro-batches, of the next `count`, that run at once.
 Result<std::size_t> Engine::Impl::group_size(std::size_t count) const {
   const KeptInputs& inputs = core->placement().inputs;
   std::uint64_t room = 1;
@@ -206,7 +206,7 @@ Result<std::unique_ptr<Engine>> Engine::create(Module& module, const Config& con
   std::unique_ptr<Engine> engine(new Engine(std::make_unique<Impl>(module, config, options)));
   auto built = from_torch([&] { return engine->impl_->build(); });
   if (built.has_value()) return engine;
-  // What a disk that does not answer may still write to uses the device, too.
+  // Memory that a hung disk may still write to may also be in use by the device.
   if (built.error().code == ErrorCode::Timeout) keep_for_ever(std::move(engine->impl_));
   return std::move(built).error();
 }

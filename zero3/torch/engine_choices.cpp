@@ -1,4 +1,4 @@
-// What an engine takes where its caller or the config leaves it open.
+// Choices that the caller or the config leaves to the engine.
 #include <algorithm>
 
 #include "base/check.h"

@@ -9,7 +9,7 @@ namespace {
 
 using Function = at::Tensor (*)(const at::Tensor&);
 
-// Those that ATen/cpu/vml.h gives to oneMKL.
+// The functions that ATen/cpu/vml.h passes to oneMKL.
 constexpr Function functions[] = {at::acos,   at::asin, at::atan, at::cos,  at::erf,   at::erfc,
                                   at::erfinv, at::exp,  at::log,  at::log2, at::log10, at::sin,
                                   at::sqrt,   at::tan,  at::tanh, at::trunc};

@@ -1,7 +1,7 @@
-// Makes a group of Gloo's without Python. LibTorch has Gloo inside, and brings the header of its
-// class for it, but none of Gloo's own: what that header asks for is in gloo_declarations/. Nothing
-// of it is ever defined, called or inherited from here, and CMake tries once whether a program that
-// is built so runs with the LibTorch that is there.
+// Creates a Gloo group without Python. LibTorch contains Gloo and the header of its class for it,
+// but not Gloo's own headers; the declarations that the header needs are in gloo_declarations/.
+// Nothing of Gloo is defined, called or inherited here, and CMake tests whether a program built in
+// this way runs with the present LibTorch.
 #include <fmt/core.h>
 
 #include "zero3/torch/torch_group.h"
@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 using SharedStore = c10::intrusive_ptr<c10d::Store>;
 
-/// At least so much that what is asked can be answered.
+/// At least long enough for an answer.
 milliseconds until(Clock::time_point end) {
   const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
   return std::max(left, milliseconds(1000));
@@ -40,7 +40,7 @@ milliseconds until(Clock::time_point end) {
 
 struct Met {
   SharedStore store;
-  std::string missing{};  // ranks that had not come at the deadline
+  std::string missing{};  // ranks that had not arrived at the deadline
 };
 
 SharedStore open_store(const comm::Launch& launch, Clock::time_point end) {
@@ -55,19 +55,21 @@ SharedStore open_store(const comm::Launch& launch, Clock::time_point end) {
       c10::make_intrusive<c10d::TCPStore>(launch.address, options));
 }
 
-/// Each rank says that it has come, so that those who wait in vain can say for whom. May throw.
+/// Each rank announces its arrival, so that those who wait in vain can name the missing ranks. May
+/// throw.
 Met meet(const comm::Launch& launch, Clock::time_point end) {
   const std::string came = "came/";
   Met met{.store = open_store(launch, end)};
   met.store->set(came + std::to_string(launch.place.rank), std::string("1"));
-  met.store->add("came", 1);  // asked for often, which is cheaper than all their keys
+  met.store->add("came", 1);  // a counter, which is cheaper to poll than all ranks' keys
   while (met.store->add("came", 0) < static_cast<std::int64_t>(launch.place.ranks)) {
     if (Clock::now() >= end) break;
     std::this_thread::sleep_for(milliseconds(20));
   }
   met.missing = ranks_without(*met.store, came, launch.place.ranks);
   if (met.missing.empty()) return met;
-  // Whoever serves the store ends last, so that the others, whose deadlines are later, read it.
+  // The rank that serves the store ends last, so that the others, whose deadlines are later, can
+  // read it.
   met.store->add("left", 1);
   const bool serves = launch.place.rank == 0 && !launch.store_is_there;
   const auto last = Clock::now() + std::chrono::seconds(2);
@@ -103,7 +105,7 @@ Result<std::unique_ptr<comm::Group>> connect_ranks(const comm::Launch& launch,
   ARTESIAN_CHECK(place.ranks > 1, place.ranks);
   const Clock::time_point end =
       Clock::now() + milliseconds(static_cast<std::int64_t>(std::llround(deadline_seconds * 1e3)));
-  // Who serves the store is one of the ranks, unless the launcher does.
+  // One of the ranks serves the store, unless the launcher does.
   const bool first_serves = place.rank != 0 && !launch.store_is_there;
   const auto call = [launch, end]() -> Result<Met> {
     try {

@@ -23,7 +23,7 @@ namespace artesian::zero3 {
 
 namespace {
 
-constexpr const char* of_cpu = "cpu";  // the generator's name in a checkpoint
+constexpr const char* of_cpu = "cpu";  // name of the CPU's generator in a checkpoint
 
 std::string of_rank(std::uint32_t rank) {
   return fmt::format("rank{}/{}", rank, of_cpu);
@@ -120,7 +120,8 @@ Result<void> HookedEngine::broadcast(const at::Tensor& tensor, std::uint32_t roo
 
 HookedEngine::~HookedEngine() {
   if (core_ == nullptr) return;
-  if (getpid() != process_) {  // a forked child has none of the threads, and files are not its own
+  // A forked child has none of the threads, and the files belong to its parent.
+  if (getpid() != process_) {
     keep_for_ever(std::move(uses_));
     keep_for_ever(std::move(tensors_));
     keep_for_ever(std::move(core_));
@@ -147,7 +148,7 @@ Result<UnitUses*> HookedEngine::uses() {
   return make_error(ErrorCode::Invalid, "the engine is closed; create another one");
 }
 
-/// Returns the uses of an engine that is open, with no pass under way, for work on a parameter.
+/// Returns the uses of an open engine without an open pass, for work on a parameter.
 Result<UnitUses*> HookedEngine::uses_for(std::uint32_t parameter, const char* call) {
   const auto& specs = core_->shape().parameters;
   if (parameter >= specs.size()) {
@@ -184,7 +185,7 @@ Result<at::Tensor> HookedEngine::read_gradient(std::uint32_t parameter) {
   });
 }
 
-/// Refuses a tensor that is not a parameter's values in fp32.
+/// Refuses a tensor that is not in the form of a parameter's values: fp32, its shape.
 Result<void> HookedEngine::check_values(std::uint32_t parameter, const at::Tensor& values,
                                         const char* call) const {
   const ParameterSpec& spec = core_->shape().parameters[parameter];
@@ -271,7 +272,7 @@ Result<LoadedCheckpoint> HookedEngine::load_checkpoint(const LoadRequest& reques
   return loaded;
 }
 
-/// Each rank's generator, by a name with its rank.
+/// Adds each rank's generator, under a name that contains the rank.
 Result<void> HookedEngine::add_generators_of_ranks(SaveRequest& request) {
   if (group_ == nullptr) return {};
   const std::string mine = request.random[of_cpu];
@@ -283,7 +284,7 @@ Result<void> HookedEngine::add_generators_of_ranks(SaveRequest& request) {
   return {};
 }
 
-/// A rank that the checkpoint does not know takes rank 0's generator.
+/// A rank that is not in the checkpoint takes rank 0's generator.
 void HookedEngine::take_generator_of_rank(std::map<std::string, std::string>& random) const {
   if (group_ == nullptr || group_->rank() == 0) return;
   const auto own = random.find(of_rank(group_->rank()));
@@ -299,8 +300,8 @@ void HookedEngine::take_generator_of_rank(std::map<std::string, std::string>& ra
 Result<void> HookedEngine::close() {
   if (getpid() != process_) return {};
   if (uses_ != nullptr) uses_->let_go();
-  uses_.reset();     // uses that are alive do nothing any more,
-  tensors_.reset();  // parameters must be refused before their memory is released
+  uses_.reset();     // uses that still exist have no effect any more,
+  tensors_.reset();  // parameters must throw before their memory is released
   return core_->close();
 }
 

@@ -12,7 +12,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::size_t leaving_max = 2;  // inputs in device memory that are on their way
+constexpr std::size_t leaving_max = 2;  // inputs in device memory that are being copied
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor, std::uint64_t bytes) {
   ARTESIAN_CHECK(tensor.nbytes() == bytes, tensor.nbytes(), bytes);
@@ -24,7 +24,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor, std::uint64_t bytes) {
 InputKeeper::InputKeeper(ModelState& state, c10::Device device)
     : state_(state), inputs_(state.placement().inputs), device_(device) {}
 
-/// A fence after all computing that was enqueued so far.
+/// Returns a fence after all computation enqueued so far.
 Result<tiering::DeviceFence> InputKeeper::computed() {
   return state_.device().record(tiering::Queue::Compute);
 }
@@ -61,7 +61,7 @@ Result<bool> InputKeeper::put(const InputId& id, const at::Tensor& input) {
   return true;
 }
 
-/// All that were read, and as many more as are above `count_max`.
+/// Releases all inputs that have been copied, and further ones if there are more than `count_max`.
 Result<void> InputKeeper::release_leaving(std::size_t count_max) {
   while (!leaving_.empty()) {
     const tiering::DeviceFence read = leaving_.front().read;
@@ -100,7 +100,7 @@ Result<void> InputKeeper::load(const Away& away, Coming& coming) {
   return {};
 }
 
-/// Drops an input on its way; its memory is free once the copy to it has ended.
+/// Drops an input that is being restored; its memory is free once the copy to it has ended.
 Result<void> InputKeeper::drop_coming() {
   if (!coming_.has_value()) return {};
   if (coming_->loaded.has_value()) ARTESIAN_TRY_VOID(state_.device().finish(*coming_->loaded));

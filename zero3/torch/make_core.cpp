@@ -24,7 +24,7 @@ Result<std::unique_ptr<StepCore>> make_core(ModelShape shape, const Config& conf
     ARTESIAN_TRY(free, free_device_memory(where));
     return free.value_or(0) / 2;
   };
-  // Activations of a caller's model are unknown: half of a GPU's memory.
+  // The activations of a caller's model are unknown; assume half of a GPU's memory.
   const PlannedActivations planned = options.hooked ? PlannedActivations(half) : nullptr;
   ARTESIAN_TRY(budgets, choose_budgets(config, where, planned, engines));
   options.compute_dtype = compute_dtype;

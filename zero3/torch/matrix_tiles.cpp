@@ -6,7 +6,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::int64_t elements_per_tile = 4 << 20;  // 16 MiB in fp32: in the last cache
+constexpr std::int64_t elements_per_tile = 4 << 20;  // 16 MiB in fp32: fits in the last-level cache
 
 }  // namespace
 

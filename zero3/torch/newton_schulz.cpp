@@ -19,7 +19,7 @@ constexpr int iterations = 5;
 constexpr int restart = 2;  // for gram: restarts before rounding errors grow
 constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
 
-/// Tensors in the workspace, one behind the other.
+/// Allocates tensors in the workspace, one after the other.
 class Workspace {
  public:
   Workspace(std::span<std::byte> bytes, at::ScalarType type) : bytes_(bytes), type_(type) {}
@@ -47,7 +47,7 @@ void iterate(at::Tensor& x, at::Tensor& other, std::array<at::Tensor, 4>& small)
   }
 }
 
-/// The same by products of [n, n] alone, but for two of x.
+/// The same with products of [n, n] matrices only, except for two with x.
 void iterate_gram(at::Tensor& x, at::Tensor& other, std::array<at::Tensor, 4>& small) {
   auto& [gram, z, q, spare] = small;
   at::mm_out(gram, x, x.t());
@@ -81,7 +81,8 @@ void iterate_gram(at::Tensor& x, at::Tensor& other, std::array<at::Tensor, 4>& s
 Result<void> newton_schulz(const MatrixUpdate& update) noexcept {
   return from_torch([&]() -> Result<void> {
     const at::NoGradGuard no_grad;
-    const at::DisableRecordFunctionGuard unseen;  // by the callback that updates between operators
+    // Disables the callback that updates between operators.
+    const at::DisableRecordFunctionGuard unseen;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto rows = static_cast<std::int64_t>(update.rows);

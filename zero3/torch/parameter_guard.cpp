@@ -42,7 +42,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
     previous_action.sa_sigaction(number, info, context);
     return;
   }
-  ::signal(number, SIG_DFL);  // not ours: fault again, and die as usual
+  ::signal(number, SIG_DFL);  // not ours: fault again, with the default action
 }
 
 void install() {

@@ -57,7 +57,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-/// The place of a tensor's elements, as numbers: [begin, end) of one storage.
+/// The memory of a tensor's elements, as numbers: [begin, end) of one storage.
 struct Extent {
   const c10::StorageImpl* storage;
   std::uint64_t begin;
@@ -67,7 +67,7 @@ struct Extent {
 };
 
 Extent extent_of(const at::Tensor& tensor, const std::string& name, bool parameter) {
-  std::uint64_t last = 0;  // element, from the tensor's first
+  std::uint64_t last = 0;  // index of the last element, from the tensor's first
   for (std::int64_t axis = 0; axis < tensor.dim(); ++axis) {
     last += static_cast<std::uint64_t>((tensor.size(axis) - 1) * tensor.stride(axis));
   }
@@ -80,7 +80,7 @@ Error cannot_adopt(const std::string& name, const std::string& what) {
   return make_error(ErrorCode::Invalid, "parameter \"" + name + "\": " + what);
 }
 
-/// LibTorch lets a tensor of the CPU become one of its own kinds of devices, and of no other.
+/// LibTorch allows moving a CPU tensor only to its own device types.
 bool may_move(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device || (tensor.is_cpu() && device.type() != c10::kPrivateUse1);
 }
@@ -124,7 +124,8 @@ Result<void> check_adoptable(const std::vector<ParameterSpec>& parameters,
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
   });
-  const Extent* farthest = nullptr;  // of this storage's parameters, or of all before the first
+  // The one that reaches farthest, among this storage's parameters.
+  const Extent* farthest = nullptr;
   for (const Extent& extent : extents) {
     if (farthest != nullptr && farthest->storage != extent.storage) farthest = nullptr;
     const bool counts = farthest != nullptr && (farthest->parameter || extent.parameter);
@@ -169,7 +170,7 @@ Result<void> ParameterTensors::make_guard(const std::vector<ParameterSpec>& para
 at::Tensor ParameterTensors::leaf_at(std::byte* memory, const ParameterSpec& spec,
                                      DType dtype) const {
   ARTESIAN_CHECK(memory != nullptr);
-  // With the device named, LibTorch does not ask the driver where the address belongs.
+  // With an explicit device, LibTorch does not ask the driver where the address is.
   return at::for_blob(memory, spec.shape)
       .options(at::TensorOptions().dtype(scalar_type(dtype)).device(device_))
       .target_device(device_)

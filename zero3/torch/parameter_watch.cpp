@@ -85,14 +85,15 @@ void ParameterWatch::lend(std::uint32_t parameter, bool lent) {
 }
 
 void ParameterWatch::versions_bumped() {
-  if (!core_.resident()) return;  // others are remembered anew
+  if (!core_.resident()) return;  // others are remembered again at each use
   for (std::uint32_t parameter = 0; parameter < versions_.size(); ++parameter) {
     if (core_.shape().parameters[parameter].trainable) ++versions_[parameter];
   }
 }
 
 void ParameterWatch::remember(std::uint32_t unit, bool readable) {
-  ARTESIAN_CHECK(!readable || core_.layout().units[unit].persistent, unit);  // others come and go
+  // Other units are gathered and released.
+  ARTESIAN_CHECK(!readable || core_.layout().units[unit].persistent, unit);
   readable_[unit] = readable;
   for (const std::uint32_t parameter : core_.layout().units[unit].parameters) {
     versions_[parameter] = version_of(tensors_.at(parameter));
@@ -132,7 +133,7 @@ Result<void> ParameterWatch::check() const {
                      "another engine, or start with it trainable and freeze it later");
     }
   }
-  if (core_.resident()) return {};  // changed() has been asked
+  if (core_.resident()) return {};  // changed() covers these
   for (std::uint32_t unit = 0; unit < readable_.size(); ++unit) {
     if (core_.layout().units[unit].persistent) ARTESIAN_TRY_VOID(check_unchanged(unit));
   }
@@ -154,7 +155,7 @@ void ParameterWatch::place_gradients(const std::vector<bool>& added) {
     if (!gradient.defined()) {
       gradient = at::for_blob(nullptr, tensor.sizes())
                      .options(tensor.options())
-                     .target_device(tensor.device())  // else the driver is asked
+                     .target_device(tensor.device())  // otherwise the driver is asked
                      .make_tensor();
       refuse(*gradient.storage().unsafeGetStorageImpl(),
              fmt::format("the gradient of parameter \"{}\" is the engine's: clip by "

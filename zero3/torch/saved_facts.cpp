@@ -74,7 +74,7 @@ Result<void> restore_generators(const std::map<std::string, std::string>& states
   return restore(on_device->first, on_device->second, device);
 }
 
-/// Logs once which facts differ from those that the training was saved under.
+/// Logs once which facts differ from those of the saved training.
 void note_other_facts(const std::map<std::string, std::string>& saved,
                       const std::map<std::string, std::string>& now) {
   std::string others;
@@ -88,7 +88,7 @@ void note_other_facts(const std::map<std::string, std::string>& saved,
 }
 
 struct ElementType {
-  const char* name;  // the safetensors format's
+  const char* name;  // name in the safetensors format
   at::ScalarType type;
 };
 constexpr std::array<ElementType, 13> element_types{{{"BOOL", at::kBool},

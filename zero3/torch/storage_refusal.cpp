@@ -30,7 +30,7 @@ void refuse(c10::StorageImpl& storage, std::string message) {
 
 void allow(c10::StorageImpl& storage, at::DataPtr memory) {
   storage.*member_of(ThrowFlag{}) = false;
-  storage.set_data_ptr_noswap(std::move(memory));  // this call reads the flags anew
+  storage.set_data_ptr_noswap(std::move(memory));  // this call recomputes the flags
 }
 #else
 bool released_tensors_throw() noexcept {

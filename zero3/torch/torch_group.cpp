@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The first line of what a backend says, without the source lines that it names.
+/// The first line of a backend's message, without source locations.
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -58,14 +58,14 @@ class TorchGroup final : public comm::Group {
     auto moving = std::make_unique<Moving>(*this, what.text());
     std::uint32_t peer = 0;
     const auto in_flight = [&](auto bytes, const auto& start) {
-      // Gloo takes tensors; it writes only to received bytes.
+      // Gloo needs tensors; it writes only to received bytes.
       auto* const data = const_cast<std::byte*>(bytes.data());
       std::vector<at::Tensor> tensors{
           at::from_blob(data, {static_cast<std::int64_t>(bytes.size())}, at::kByte)};
       moving->transfers.push_back({peer, start(tensors)});
     };
     try {
-      // In another order on each rank, so that not all of them send to one.
+      // In a different order on each rank, so that not all send to the same rank.
       for (std::uint32_t step = 1; step < ranks(); ++step) {
         peer = (rank() + ranks() - step) % ranks();
         if (received[peer].empty()) continue;
@@ -111,7 +111,7 @@ class TorchGroup final : public comm::Group {
   }
 
   Error silent(std::uint32_t peer, const std::string& what) const {
-    // Rank 0 keeps the store, unless the launcher does, which then ends all ranks anyway.
+    // Rank 0 serves the store, unless the launcher does, which then ends all ranks anyway.
     std::string names = silent_ranks(store_, place()).value_or("0");
     if (names.empty()) names = std::to_string(peer);
     return make_error(
@@ -136,7 +136,8 @@ std::string ranks_without(c10d::Store& store, const std::string& prefix, std::ui
   return names;
 }
 
-/// Who keeps the store may be the one that is gone, or silent: then a call may never return.
+/// The rank that serves the store may be the one that is gone or silent: then a call may never
+/// return.
 std::optional<std::string> silent_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                                         const comm::Place& place) {
   const auto ask = [store, place]() -> Result<std::string> {

@@ -19,8 +19,8 @@ namespace {
 
 const std::function<void()> nothing;
 
-/// A row that the first stage's table has not is refused here: on a GPU it would end all that the
-/// process does there.
+/// A row outside of the first stage's table is refused here: on a GPU it would make all further
+/// CUDA calls of the process fail.
 Result<void> check_rows(const Module& module, const at::Tensor& rows) {
   const auto& lookup = module.stages().front().lookup;
   if (!lookup.has_value() || rows.numel() == 0) return {};
@@ -47,7 +47,7 @@ Result<void> check_input(const Module& module, const Batch& batch) {
   return check_rows(module, batch.input);
 }
 
-/// Which of several micro-batches an error is about.
+/// Adds the number of the micro-batch to an error.
 Error of_batch(std::size_t index, std::size_t count, Error error) {
   if (count > 1) {
     error.message = fmt::format("batch {}, counted from 0: {}", index, error.message);
@@ -55,7 +55,7 @@ Error of_batch(std::size_t index, std::size_t count, Error error) {
   return error;
 }
 
-/// Checks what the last stage returns to forward.
+/// Checks the last stage's result in forward.
 Result<void> check_loss(const at::Tensor& loss) {
   if (loss.numel() != 1 || !loss.is_floating_point()) {
     return make_error(ErrorCode::Invalid,
@@ -94,7 +94,7 @@ UnitGraphs::UnitGraphs(Module& module, StepCore& core, ParameterTensors& tensors
       tensors_(tensors),
       options_(options),
       keeper_(core.state(), options.device) {
-  // Beside a separate device the host's thread is free anyway.
+  // With a separate device the host's thread is idle anyway.
   if (!state_.separate_device()) between_ = [this] { work_between_operators(); };
 }
 
@@ -128,7 +128,7 @@ std::vector<at::Tensor> UnitGraphs::tensors_of(const std::vector<std::uint32_t>&
   return tensors;
 }
 
-/// A copy: the caller may reuse its memory, and backward needs what forward saw.
+/// A copy, as the caller may reuse its memory, and backward needs forward's values.
 Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
   ARTESIAN_TRY_VOID(check_input(module_, batch));
   const bool looks_up = module_.stages().front().lookup.has_value();
@@ -144,7 +144,7 @@ Result<UnitGraphs::MicroBatch> UnitGraphs::copy_of(const Batch& batch) const {
   return micro;
 }
 
-/// Marks an error as the batch's.
+/// Marks an error as caused by the batch.
 Error UnitGraphs::refuse(Error error) noexcept {
   refused_ = true;
   return error;
@@ -153,13 +153,13 @@ Error UnitGraphs::refuse(Error error) noexcept {
 Result<std::vector<double>> UnitGraphs::forward(std::span<const Batch> batches,
                                                 double loss_multiplier) {
   ARTESIAN_CHECK(group_.empty() && !batches.empty(), batches.size());
-  ARTESIAN_CHECK(!late_.has_value());  // all gradients of the backward before are accumulated
+  ARTESIAN_CHECK(!late_.has_value());  // all gradients of the previous backward are accumulated
   refused_ = false;
   tokens_ = 0;
   told_multiplier_ = loss_multiplier;
   auto losses = run_forward(batches);
   if (!refused_) return losses;
-  auto forgotten = forget();  // as if none were tried
+  auto forgotten = forget();  // as if the forward had not been tried
   if (forgotten.has_value()) return losses;
   refused_ = false;
   return std::move(forgotten).error();
@@ -201,7 +201,7 @@ Result<at::Tensor> UnitGraphs::evaluate(const Batch& batch) {
   return std::move(outputs.front());
 }
 
-/// Returns what the last stage returned for each.
+/// Returns the last stage's result for each.
 Result<std::vector<at::Tensor>> UnitGraphs::run_stages(std::vector<MicroBatch>& group, Keep keep) {
   std::vector<at::Tensor> activations;
   activations.reserve(group.size());
@@ -239,8 +239,8 @@ Result<std::vector<at::Tensor>> UnitGraphs::run_stages(std::vector<MicroBatch>& 
   return activations;
 }
 
-/// Where each rank has its share of the parameters alone, the others wait for this one's: of the
-/// stages from `first` on, which it does not run.
+/// If each rank holds only its share of the parameters, the other ranks wait for this one's shares:
+/// those of the stages from `first` on, which this rank does not run.
 Result<void> UnitGraphs::take_part(std::size_t first) {
   if (!state_.placement().params_cut) return {};
   for (std::size_t stage = first; stage < module_.stages().size(); ++stage) {
@@ -267,25 +267,25 @@ Result<at::Tensor> UnitGraphs::run_stage(std::size_t stage, const at::Tensor& be
   ARTESIAN_CHECK(stage < micro.graphs.size(), stage, micro.graphs.size());
   const bool last = stage + 1 == micro.graphs.size();
   const bool whole = keep == Keep::Graphs || (last && keeps_head());
-  // With a graph all the same, and let go of: without one a kernel might be another.
+  // Built with a graph that is then dropped: without a graph another kernel might be chosen.
   if (!whole) output = output.detach().requires_grad_(output.requires_grad());
   StageGraph& graph = micro.graphs[stage];
   graph = {};
   graph.input = input;
   graph.whole = whole;
   graph.differentiable = output.requires_grad();
-  // Checkpointed, the others' are the inputs of the next.
+  // With checkpointing, other stages' outputs are the inputs of the next stage.
   if (whole || last) graph.output = output;
   return output;
 }
 
-/// True where a step is one micro-batch: nothing else runs between the last stage's forward and its
-/// backward, and its graph takes no memory that making it once more would not take, too.
+/// True if a step is one micro-batch: then nothing runs between the last stage's forward and its
+/// backward, and keeping its graph needs no more memory than recomputing it.
 bool UnitGraphs::keeps_head() const noexcept {
   return core_.config().accumulation_steps == 1 && !keeper_.keeps_some();
 }
 
-/// Puts away what backward will ask for; the rest is not kept at all.
+/// Stores what backward will need; nothing else is kept.
 Result<void> UnitGraphs::put_away(std::size_t stage, std::size_t index, StageGraph& graph) {
   if (!keeper_.keeps_some()) return {};
   if (graph.differentiable) {
@@ -305,7 +305,7 @@ Result<at::Tensor> UnitGraphs::call_module(std::size_t stage, const at::Tensor& 
   return output;
 }
 
-/// Lets go of the graphs and the batches of the last forward.
+/// Frees the graphs and the batches of the last forward.
 Result<void> UnitGraphs::forget() {
   group_.clear();
   late_.reset();
@@ -330,7 +330,7 @@ Result<void> UnitGraphs::backward_stages(double loss_multiplier) {
   for (std::size_t stage = module_.stages().size(); stage-- > 0;) {
     bool some = false;
     for (MicroBatch& micro : group_) {
-      // Below a stage whose input needs no gradient, no parameter gets one.
+      // If a stage's input needs no gradient, no earlier parameter gets one.
       if (!micro.graphs[stage].differentiable) micro.gradient = at::Tensor();
       some = some || micro.gradient.defined();
     }
@@ -427,8 +427,8 @@ Result<void> UnitGraphs::end_parts() {
   return {};
 }
 
-/// The gradients of a stage's trained parameters, and in place of its output's that of its input. A
-/// graph that was not kept is made once more.
+/// Computes the gradients of a stage's trained parameters, and replaces the output's gradient by
+/// that of its input. A graph that was not kept is recomputed.
 Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
                                                           const std::vector<std::uint32_t>& trained,
                                                           MicroBatch& micro) {
@@ -455,12 +455,12 @@ Result<std::vector<at::Tensor>> UnitGraphs::differentiate(std::size_t stage,
   return gradients;
 }
 
-/// A fence after all computing that was enqueued so far.
+/// Returns a fence after all computation enqueued so far.
 Result<tiering::DeviceFence> UnitGraphs::written() {
   return state_.device().record(tiering::Queue::Compute);
 }
 
-/// Breaks the pass off, if that is asked for, once the device no longer computes for it.
+/// Interrupts the pass if requested, once the device no longer computes for it.
 Result<void> UnitGraphs::ask_to_stop() {
   if (!options_.stop || !options_.stop()) return {};
   ARTESIAN_TRY(computed, written());
@@ -476,7 +476,7 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
   StageGradients made;
   made.stage = stage;
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    if (!gradients[index].defined()) continue;  // not used by this forward: zero
+    if (!gradients[index].defined()) continue;  // not used in this forward: zero
     const ParameterPlace& place = layout_.places[parameters[index]];
     const auto numel = static_cast<std::uint64_t>(gradients[index].numel());
     ARTESIAN_CHECK(numel == place.numel, parameters[index], numel, place.numel);
@@ -488,8 +488,9 @@ Result<UnitGraphs::StageGradients> UnitGraphs::collect(std::size_t stage,
   return made;
 }
 
-/// Keeps them while the device computes the next, which may be of the stage before: then until all
-/// micro-batches of that one are enqueued, or more comes to the host. One stage's at a time.
+/// Keeps the gradients while the device computes the next ones, which may be those of the previous
+/// stage: then until all micro-batches of that stage are enqueued, or more gradients arrive. Only
+/// one stage's at a time.
 Result<void> UnitGraphs::accumulate_late(StageGradients made) {
   std::optional<StageGradients> before = std::exchange(late_, std::move(made));
   if (!before.has_value()) return {};
@@ -513,7 +514,7 @@ Result<void> UnitGraphs::accumulate_complete() {
   return core_.stage_accumulated(made.stage);
 }
 
-/// Takes out what may not be summed on the device: it is accumulated by itself.
+/// Takes out gradients that must not be summed on the device; they are accumulated separately.
 UnitGraphs::StageGradients UnitGraphs::take_apart(StageGradients& made) const {
   StageGradients apart{.stage = made.stage, .by_unit = {}, .written = made.written};
   for (auto& [unit, gradients] : made.by_unit) {
@@ -529,9 +530,9 @@ UnitGraphs::StageGradients UnitGraphs::take_apart(StageGradients& made) const {
   return apart;
 }
 
-/// Adds one micro-batch's gradients, or the sum up to it, to those of the next of the same stage. A
-/// gradient may be somebody else's too, of another parameter or of the stage's input: then the sum
-/// is a new tensor.
+/// Adds one micro-batch's gradients, or the sum so far, to those of the next micro-batch of the
+/// same stage. If a gradient's tensor may be used elsewhere (another parameter or the stage's
+/// input), the sum is a new tensor.
 Result<void> UnitGraphs::sum_on_device(StageGradients& before, StageGradients& made) {
   ARTESIAN_CHECK(before.stage == made.stage, before.stage, made.stage);
   const auto add = [](const at::Tensor& sum, const at::Tensor& next) {
@@ -554,13 +555,13 @@ Result<void> UnitGraphs::sum_on_device(StageGradients& before, StageGradients& m
 }
 
 Result<void> UnitGraphs::accumulate(const StageGradients& made) {
-  // Gradients are waited for as they are read. Where a batch left the whole stage out there are
-  // none, and what follows may refresh parameters that the device still computes with.
+  // Reading gradients waits for the device. If a batch skipped the whole stage there are none to
+  // read, and the next operations may refresh parameters that the device still uses.
   const bool left_out = made.by_unit.empty() && !trained_parameters(made.stage).empty();
   if (left_out) ARTESIAN_TRY_VOID(state_.device().finish(made.written));
   std::map<std::uint32_t, const std::map<std::uint32_t, at::Tensor>*> by_unit;
   static const std::map<std::uint32_t, at::Tensor> none;
-  if (options_.ranks > 1) {  // the others may have what this one's batch left out
+  if (options_.ranks > 1) {  // the other ranks may have gradients that this one's batch lacks
     for (const std::uint32_t parameter : trained_parameters(made.stage)) {
       if (!in_parts(parameter)) by_unit[layout_.places[parameter].unit] = &none;
     }

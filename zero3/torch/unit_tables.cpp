@@ -1,6 +1,7 @@
-// UnitUses' functions of tables: large matrices whose gradients are nowhere whole. Their nodes have
-// an edge to the parameter, as any other that reads it, and hand on an undefined gradient there:
-// what they make, they add by themselves. Where somebody else asks for it, they hand it on whole.
+// UnitUses' functions for tables: large matrices whose gradients are never complete in memory.
+// Their nodes have an edge to the parameter, like any reader, and return an undefined gradient
+// there; they add their gradients themselves. If other code asks for the gradient, they return it
+// as a whole tensor.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/embedding.h>
@@ -25,7 +26,7 @@ namespace artesian::zero3 {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A table's parameter, as its nodes know it: they may outlive the engine.
+/// A table's parameter as its nodes refer to it; the nodes may outlive the engine.
 struct UnitUses::Table final : torch::CustomClassHolder {
   Table(std::shared_ptr<Link> owner, std::uint32_t number)
       : link(std::move(owner)), parameter(number) {}
@@ -35,7 +36,7 @@ struct UnitUses::Table final : torch::CustomClassHolder {
     return static_cast<const Table&>(*context.saved_data.at(key()).toCapsule());
   }
 
-  /// Hands the gradient to whoever takes it by itself. False: it goes to autograd.
+  /// Passes the gradient to the engine, if it takes it. False: the gradient goes to autograd.
   template <typename Add>
   bool give(const Add& add) const {
     bool takes = true;
@@ -59,7 +60,8 @@ struct UnitUses::LookUp : torch::autograd::Function<LookUp> {
     context->saved_data["rows"] = weight.size(0);
     context->saved_data["padding"] = padding;
     context->save_for_backward({ids});
-    const at::AutoDispatchBelowADInplaceOrView no_views;  // lets callers change it in place
+    // Allows callers to change the result in place.
+    const at::AutoDispatchBelowADInplaceOrView no_views;
     return at::embedding(weight, ids, padding).to(dtype);
   }
 
@@ -82,8 +84,8 @@ struct UnitUses::LookUp : torch::autograd::Function<LookUp> {
 };
 
 struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
-  /// True where the matrix is expanded by tiles. In 16 bit a sum over tiles would be rounded at
-  /// each.
+  /// True if the matrix is expanded tile by tile. In 16 bit a sum over tiles would be rounded at
+  /// each tile.
   static bool by_tiles(const at::Tensor& input, const at::Tensor& weight) {
     return input.scalar_type() == at::kFloat && weight.scalar_type() != at::kFloat;
   }
@@ -95,7 +97,8 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     context->saved_data[Table::key()] = c10::IValue::make_capsule(table);
     context->saved_data["bias"] = bias.defined();
     context->save_for_backward({input, weight});
-    const at::AutoDispatchBelowADInplaceOrView no_views;  // lets callers change it in place
+    // Allows callers to change the result in place.
+    const at::AutoDispatchBelowADInplaceOrView no_views;
     std::vector<std::int64_t> shape = input.sizes().vec();
     shape.back() = weight.size(0);
     if (by_tiles(input, weight)) return times_transposed(rows_of(input), weight, bias).view(shape);
@@ -138,10 +141,10 @@ struct UnitUses::Multiply : torch::autograd::Function<Multiply> {
     return {of_input, of_weight, of_bias, {}, {}};
   }
 
-  /// True if PyTorch multiplies a batch's matrices one by one by a frozen weight, which it then
-  /// repeats for each: if the rows cannot be viewed as one matrix, as those of `hidden[:, -1:]`.
-  /// The result's bits differ from those of one product over all rows.
-  /// Source: should_fold() in ATen/native/LinearAlgebra.cpp.
+  /// True if PyTorch repeats a frozen weight and multiplies a batch's matrices one by one. It does
+  /// so if the rows cannot be viewed as one matrix, as for `hidden[:, -1:]`. The result's bits
+  /// differ from those of one product over all rows. Source: should_fold() in
+  /// ATen/native/LinearAlgebra.cpp.
   static bool one_by_one(const at::Tensor& input) {
     if (input.dim() < 3 || input.numel() == 0) return false;
     for (std::int64_t axis = 0; axis < input.dim() - 2; ++axis) {
@@ -175,7 +178,7 @@ at::Tensor UnitUses::multiply(std::uint32_t parameter, const at::Tensor& input,
                          c10::make_intrusive<Table>(link_, parameter));
 }
 
-/// False where autograd shall have the gradient of a tiled parameter as a tensor.
+/// False if autograd shall get the gradient of a tiled parameter as a tensor.
 bool UnitUses::takes_by_itself(std::uint32_t parameter) const {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensors_.at(parameter));
   return accumulator != nullptr && accumulates_in_current_task(accumulator.get()) &&
@@ -212,7 +215,7 @@ Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
       core_.gradients().add_rows(parameter, taken, starts, static_cast<std::uint64_t>(width)));
 }
 
-/// Adds factor^T input, each tile as it is made. Shape: factor: [n, rows]; input: [n, width].
+/// Adds factor^T input, each tile when it is computed. Shape: factor: [n, rows]; input: [n, width].
 Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& factor,
                                  const at::Tensor& input) {
   ARTESIAN_TRY_VOID(check_added(parameter, factor));

@@ -1,5 +1,5 @@
-// The part of UnitUses that takes gradients: what nodes hand over, summed where a parameter has
-// several, goes to the step.
+// The part of UnitUses that takes gradients: those passed by nodes, summed if a parameter has
+// several, are added to the step.
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -22,7 +22,7 @@ void UnitUses::Held::add(const at::Tensor& more) {
     gradient = more;
   } else if (own) {
     gradient.add_(more);
-  } else {  // autograd may have handed the first one to others, too
+  } else {  // autograd may have passed the first one to others, too
     const at::NoGradGuard no_grad;
     gradient = gradient + more;
     own = true;
@@ -51,7 +51,7 @@ Result<void> UnitUses::add(std::uint32_t parameter, const at::Tensor& gradient) 
   return {};
 }
 
-/// What the backward that ends has made of parameters with several uses.
+/// Adds what the ending backward has computed for parameters with several uses.
 Result<void> UnitUses::add_held() {
   for (const auto& [parameter, held] : std::exchange(held_, {})) {
     ARTESIAN_TRY_VOID(add_once(parameter, held.gradient));
@@ -61,7 +61,7 @@ Result<void> UnitUses::add_held() {
   return {};
 }
 
-/// A call that reads a stage's parameters begins.
+/// Called when a call begins that reads a stage's parameters.
 void UnitUses::count_call(std::uint32_t stage) {
   if (current_task() != no_task || evaluating_) return;
   for (const std::uint32_t parameter : core_.shape().stages[stage].parameters) {
@@ -83,15 +83,15 @@ Result<void> UnitUses::add_once(std::uint32_t parameter, const at::Tensor& gradi
   return core_.remember(core_.add(place.unit, added, written));
 }
 
-/// A gradient of a loss that is this rank's alone, as its part of the mean over all ranks. Of a
-/// loss that was announced the caller has seen to it.
+/// Scales a gradient of this rank's own loss, which is a part of the mean over all ranks. For an
+/// announced loss the caller has done this.
 at::Tensor UnitUses::of_all_ranks(const at::Tensor& gradient) const {
   if (core_.ranks() == 1 || loss_.has_value()) return gradient;
   const at::NoGradGuard no_grad;
   return gradient / static_cast<double>(core_.ranks());
 }
 
-/// A backward of the step is open.
+/// Makes sure that a backward of the step is open.
 Result<void> UnitUses::ready_for_gradients() {
   if (core_.state_of_step() == StepState::Backward) return {};
   if (!loss_.has_value() && !scaled_loss_.has_value() && core_.loss_scale() != 1.0) {
@@ -102,7 +102,7 @@ Result<void> UnitUses::ready_for_gradients() {
   if (core_.state_of_step() == StepState::Forward) {
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   } else if (core_.state_of_step() != StepState::AwaitsBackward) {
-    // Of a graph from before, whose forward has had one backward already.
+    // A backward over an older graph, whose forward has had one backward already.
     ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   }

@@ -1,5 +1,5 @@
-// UnitUses on several threads: the lock, a stack of calls for each thread, and backwards that run
-// on other threads than the one that asks.
+// UnitUses with several threads: the lock, a stack of calls for each thread, and backwards that run
+// on another thread than their caller's.
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace artesian::zero3 {
 
-/// Takes the lock. A backward that has failed may still be in its last node on a device's thread
-/// when its caller knows already: that is waited for.
+/// Takes the lock. After a failed backward, its last node may still be running on a device's thread
+/// when the caller already knows; this waits for it.
 std::unique_lock<std::recursive_mutex> UnitUses::alone() const {
   constexpr auto pause = std::chrono::milliseconds(1);
   constexpr int pauses = 500;
@@ -39,7 +39,7 @@ Result<void> UnitUses::check_no_backward_elsewhere() const {
                     "a backward of the model runs on another thread; wait until it has returned");
 }
 
-/// Hooks run on the stream of the forward, which must be the engine's.
+/// Hooks run on the forward's stream, which must be the engine's.
 Result<void> UnitUses::check_stream_of(const char* call) const {
   return device_ == nullptr ? Result<void>() : check_stream(*device_, call);
 }
@@ -55,7 +55,7 @@ void UnitUses::push(Frame frame) {
   stacks_[frame.thread].push_back(std::move(frame));
 }
 
-/// Takes the innermost call of this thread away.
+/// Removes this thread's innermost call.
 void UnitUses::pop() {
   const std::lock_guard held(depths_);
   const auto found = stacks_.find(at::RecordFunction::currentThreadId());

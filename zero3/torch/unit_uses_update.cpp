@@ -1,5 +1,5 @@
-// UnitUses' functions of the update under backward: which backward is taken to be a step's last
-// one, and what takes the update back.
+// UnitUses' functions for the update under backward: which backward is assumed to be a step's last
+// one, and what rolls the update back.
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace artesian::zero3 {
 
-/// Returns what step() will be given, if the backward that begins seems to be the step's last; else
-/// none.
+/// Returns the constants that step() will get, if the current backward seems to be the step's last;
+/// otherwise nothing.
 std::vector<GroupStep> UnitUses::constants_if_last() const {
-  if (core_.resident()) return {};  // what the caller sees does not change before step()
+  if (core_.resident()) return {};  // the caller must not see changes before step()
   if (!constants_ || backwards_ + 1 != backwards_before_ || watch_.lends()) return {};
   return constants_();
 }
@@ -28,7 +28,7 @@ std::vector<std::uint32_t> UnitUses::units_of(const std::vector<std::uint32_t>& 
   return units;
 }
 
-/// Units of a use that backward is done with, and that no other use has.
+/// Marks units of a use as complete when backward is done with it and no other use has them.
 void UnitUses::complete_units(const Use& use) {
   if (!core_.in_last_backward()) return;
   for (const std::uint32_t unit : use.units) {
@@ -43,7 +43,7 @@ bool UnitUses::holds_any_of(std::uint32_t unit) const {
                      [&](const auto& held) { return layout_.places[held.first].unit == unit; });
 }
 
-/// A unit whose last use seemed to be over is used again, or gets another gradient.
+/// Called when a unit that seemed complete is used again or gets another gradient.
 Result<void> UnitUses::reopen(std::uint32_t unit) {
   if (!core_.is_complete(unit)) return {};
   core_.reopen(unit);

@@ -1,5 +1,5 @@
-// Tried when the build is configured: makes a group of Gloo's with one rank, as gloo_group.cpp does
-// with several, and waits for it. Exits with 0 if that works.
+// Run when the build is configured: creates a Gloo group with one rank, as gloo_group.cpp does with
+// several, and waits for it. Exits with 0 if that works.
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
