@@ -272,7 +272,13 @@ class Hooks:
                     self.seen.add((number, begun.evaluates))
             found: list[torch.Tensor] = []
             collect(output, found)
-            core.leave(number, found)
+            failed = (
+                ends
+                and output is None
+                and not torch.compiler.is_compiling()
+                and sys.exc_info()[0] is not None
+            )
+            core.leave(number, found, failed)
 
         self.handles.append(
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)

@@ -155,6 +155,7 @@ py::dict told(const zero3::StepResult& result) {
   values["taken_back"] = result.taken_back;
   values["bytes_nvme_read"] = result.bytes_nvme_read;
   values["bytes_nvme_write"] = result.bytes_nvme_write;
+  values["bytes_bus"] = result.bytes_bus;
   return values;
 }
 
@@ -179,9 +180,10 @@ void lend(HookedEngine& engine, std::uint32_t parameter, bool lent) {
   uses->lend(parameter, lent);
 }
 
-void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tensor>& outputs) {
+void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tensor>& outputs,
+           bool failed) {
   zero3::UnitUses* uses = value_or_raise(engine.uses());
-  without_gil([&] { return uses->leave(stage, outputs); });
+  without_gil([&] { return uses->leave(stage, outputs, failed); });
 }
 
 /// Calls a function that throws what LibTorch throws, which Python gets as it does from torch.

@@ -28,7 +28,7 @@ ZOO = [
     {"model": "llama", "freeze": "mlp", "param": "nvme", "optimizer": "nvme", "dtype": "bf16"},
     {"model": "lstm", "stage": 2, "optimizer": "nvme", "type": "RMSprop"},
     {"model": "deberta", "dtype": "bf16", "type": "Lion", "micro_batches": 8},
-    {"model": "branches", "optimizer": "cpu"},
+    {"model": "branches", "stage": 2, "optimizer": "cpu"},
 ]
 THREE = [
     {"model": "branches", "stage": 2, "micro_batches": 6},
@@ -157,6 +157,120 @@ tagged.save_checkpoint(sys.argv[1] + "/tags", tag="same")
 engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=("first", "another")[rank])
 json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
 """
+
+
+# At stage 3, where each rank has a share of each block: what breaks off on rank 1, while the other
+# ranks wait for its share or have none to wait for, is refused by all of them, who go on together.
+DIVIDED = """
+import json, sys, artesian, torch
+sys.path.insert(0, sys.argv[2])
+import ranks_worker
+torch.distributed.init_process_group("gloo")
+torch.set_num_threads(1)
+rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+said = {}
+
+def refused(name, call):
+    try:
+        call()
+        said[name] = None
+    except (artesian.errors.Error, ValueError, RuntimeError) as error:
+        said[name] = str(error)
+
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(6))
+        self.fails_at = None
+        self.order = [0, 1, 2, 3, 4, 5]
+
+    def forward(self, hidden):
+        for index in self.order:
+            block = self.blocks[index]
+            if index == self.fails_at:
+                raise ValueError("mine")
+            hidden = torch.tanh(block(hidden))
+        return hidden.square().mean()
+
+torch.manual_seed(rank)  # rank 0's values count
+config = ranks_worker.config_of({"param": "nvme", "optimizer": "cpu"}, 1, sys.argv[1])
+engine = artesian.initialize(model=Blocks(), config=config)[0]
+step = 0
+
+def loss_of(seed):
+    return engine(torch.randn(2, 32, generator=torch.Generator().manual_seed(seed)))
+
+def train():
+    global step
+    engine.backward(loss_of(100 * step + rank))
+    engine.step()
+    step += 1
+
+def evaluate():
+    with torch.no_grad():
+        return loss_of(7).item()
+
+def broken_backward():
+    def fail(*_):
+        raise ValueError("mine")
+    middle = engine.module.blocks[2].register_full_backward_hook(fail) if rank == 1 else None
+    try:
+        train()
+    finally:
+        if middle is not None:
+            middle.remove()
+
+train()
+said["bus"] = engine.last_step["bytes_bus"]
+before = evaluate()
+for at in (0, 3):
+    engine.module.fails_at = at if rank == 1 else None
+    refused(f"evaluation {at}", evaluate)
+    refused(f"forward {at}", train)
+    engine.module.fails_at = None
+    engine.zero_grad()
+    assert evaluate() == before
+refused("backward", broken_backward)
+engine.zero_grad()
+assert evaluate() == before
+train()
+train()
+said["digest"], said["value"] = engine.digest(), evaluate()
+train()  # which leaves each with its share alone
+if rank == 1:
+    engine.module.order = [0, 1, 2, 4, 3, 5]
+refused("order", train)
+json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+torch.distributed.barrier()
+"""
+
+
+def test_ranks_that_have_a_share_each_go_on_after_what_one_of_them_refuses(tmp_path):
+    (tmp_path / "divided.py").write_text(DIVIDED)
+    torchrun(tmp_path, 3, tmp_path / "divided.py", tmp_path, TESTS)
+    first, second, third = (json.loads((tmp_path / f"said{n}.json").read_text()) for n in range(3))
+    assert first["bus"] > 0
+    for name in ("evaluation 0", "evaluation 3", "forward 0", "forward 3", "backward"):
+        assert "mine" in second[name], (name, second[name])
+        for other in (first, third):
+            assert other[name].startswith("rank 1 has refused its batch"), (name, other[name])
+    assert first["digest"] == second["digest"] == third["digest"]
+    assert first["value"] == second["value"] == third["value"]
+    differ = "ranks enter different units: rank"
+    assert first["order"].startswith(f"{differ} 0 is at blocks.3, rank 1 at blocks.4"), first
+    assert second["order"].startswith(f"{differ} 1 is at blocks.4, rank 0 at blocks.3"), second
+    assert third["order"].startswith(f"{differ} 2 is at blocks.3, rank 1 at blocks.4"), third
+    # What was refused has left nothing behind.
+    whole = tmp_path / "whole.py"
+    whole.write_text(DIVIDED.partition("for at in (0, 3)")[0] + """train()
+train()
+said["digest"], said["value"] = engine.digest(), evaluate()
+json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+torch.distributed.barrier()
+""")
+    torchrun(tmp_path, 3, whole, tmp_path, TESTS)
+    plain = json.loads((tmp_path / "said0.json").read_text())
+    assert (plain["digest"], plain["value"]) == (first["digest"], first["value"])
 
 
 def test_what_one_rank_does_otherwise_is_an_error_on_all(tmp_path):

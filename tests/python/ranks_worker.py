@@ -19,6 +19,7 @@ def config_of(case, accumulation, folder):
     config["gradient_accumulation_steps"] = accumulation
     config["gradient_clipping"] = 0.5
     zero = config["zero_optimization"] = {"stage": case.get("stage", 3)}
+    zero["stage3_param_persistence_threshold"] = case.get("persistent", 64)
     if "type" in case:
         config["optimizer"] = {"type": case["type"], "params": {"lr": 1e-2}}
     for section in ("optimizer", "param"):

@@ -12,7 +12,7 @@ namespace artesian::zero3 {
 /// As many bytes whatever it is about.
 struct Agreement::Control {
   Kind kind{};
-  std::uint32_t flags = 0;      // refused, asked to stop, or ready
+  std::uint32_t flags = 0;      // asked to stop, or ready
   std::uint64_t step = 0;       // number of the step in the run
   std::uint64_t done = 0;       // micro-batches of it
   std::uint64_t following = 0;  // micro-batches of the forward
@@ -33,6 +33,8 @@ struct Agreement::Control {
       case Kind::Step: return "the update";
       case Kind::Enter: return "parameters";
       case Kind::Evaluate: return "parameters of an evaluation";
+      case Kind::EndEvaluation: return "the end of an evaluation";
+      case Kind::Refuse: return "a batch that it refuses";
     }
     return "";
   }
@@ -122,10 +124,16 @@ Result<std::uint64_t> Agreement::least(std::uint64_t value, const char* what) {
   return *std::min_element(all.begin(), all.end());
 }
 
-/// Errors: Invalid, where some rank is about to do something else.
+/// Errors: Invalid, where some rank has refused its batch, or is about to do something else.
 Result<std::vector<Agreement::Control>> Agreement::tell(const Control& mine, const char* what) {
+  refused_ = false;
   ARTESIAN_TRY(bytes, group_->exchange(bytes_of(mine), {what}));
   auto all = read_all<Control>(bytes);
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (all[rank].kind != Kind::Refuse || all[rank].step != mine.step) continue;
+    refused_ = true;
+    return make_error(ErrorCode::Invalid, fmt::format("rank {} has refused its batch", rank));
+  }
   for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
     if (all[rank].same_call(mine)) continue;
     return make_error(ErrorCode::Invalid,
@@ -137,16 +145,11 @@ Result<std::vector<Agreement::Control>> Agreement::tell(const Control& mine, con
 
 Result<std::vector<double>> Agreement::end_forward(std::uint64_t step, std::uint64_t done,
                                                    std::span<const double> losses) {
-  refused_ = false;
   if (group_ == nullptr) return std::vector<double>(losses.begin(), losses.end());
   const Control mine{
       .kind = Kind::EndForward, .step = step, .done = done, .following = losses.size()};
   ARTESIAN_TRY(all, tell(mine, "the end of a forward"));
   for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
-    if (all[rank].flags != 0) {
-      refused_ = true;
-      return make_error(ErrorCode::Invalid, fmt::format("rank {} has refused its batch", rank));
-    }
     if (all[rank].following == mine.following) continue;
     return make_error(
         ErrorCode::Invalid,
@@ -165,12 +168,18 @@ Result<std::vector<double>> Agreement::end_forward(std::uint64_t step, std::uint
   return in_order;
 }
 
-Result<void> Agreement::refuse_forward(std::uint64_t step, std::uint64_t done) {
+Result<void> Agreement::end_evaluation(std::uint64_t step, std::uint64_t done) {
   if (group_ == nullptr) return {};
-  const Control mine{.kind = Kind::EndForward, .flags = 1, .step = step, .done = done};
-  ARTESIAN_TRY(all, tell(mine, "the end of a forward"));
-  static_cast<void>(all);
+  ARTESIAN_TRY_VOID(
+      tell({.kind = Kind::EndEvaluation, .step = step, .done = done}, "the end of an evaluation"));
   return {};
+}
+
+Result<void> Agreement::refuse(std::uint64_t step, std::uint64_t done) {
+  if (group_ == nullptr) return {};
+  const auto told =
+      tell({.kind = Kind::Refuse, .step = step, .done = done}, "that a batch is refused");
+  return refused_ ? Result<void>() : Result<void>(told.error());
 }
 
 Result<bool> Agreement::enter(std::uint64_t step, std::uint64_t done, const Entry& entry,

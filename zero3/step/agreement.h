@@ -39,9 +39,13 @@ class Agreement {
   /// Of a model that somebody else runs it is the end of a micro-batch's backward.
   Result<std::vector<double>> end_forward(std::uint64_t step, std::uint64_t done,
                                           std::span<const double> losses);
-  /// The same of a rank whose batch cannot be taken. Errors: the group's.
-  Result<void> refuse_forward(std::uint64_t step, std::uint64_t done);
-  /// True if the last end_forward() failed because some rank has refused its batch.
+  /// Of a rank whose batch cannot be taken, in place of its next call in that pass: the others'
+  /// fails, be it end_forward, enter or end_evaluation. Errors: the group's.
+  Result<void> refuse(std::uint64_t step, std::uint64_t done);
+  /// Ends a pass without gradients, where ranks bring each other their shares of parameters.
+  /// Errors: as end_forward.
+  Result<void> end_evaluation(std::uint64_t step, std::uint64_t done);
+  /// True if the last call failed because some rank has refused its batch.
   bool refused() const noexcept { return refused_; }
 
   struct StepFacts {
@@ -67,7 +71,7 @@ class Agreement {
   Result<void> take_first(std::vector<std::uint32_t>& values, const char* what);
 
  private:
-  enum class Kind : std::uint32_t { EndForward, Step, Enter, Evaluate };
+  enum class Kind : std::uint32_t { EndForward, Step, Enter, Evaluate, EndEvaluation, Refuse };
   struct Control;
   Result<std::vector<Control>> tell(const Control& mine, const char* what);
 

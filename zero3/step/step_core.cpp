@@ -250,6 +250,7 @@ Result<void> StepCore::initialize(WeightSource& weights, const Optimizer::Progre
 /// The homes are filled.
 Result<void> StepCore::become_ready() {
   ARTESIAN_TRY_VOID(remember(prefetcher_->gather_persistent()));
+  ARTESIAN_TRY_VOID(remember(gather_persistent_shares()));
   figures_->start();
   step_state_ = StepState::Ready;
   return {};
@@ -281,12 +282,15 @@ Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* ca
   ARTESIAN_TRY_VOID(check_forward(micro_batches, call));
   if (micro_batches_ == 0) begin_step();
   forward_position_ = prefetcher_->position();
+  awaited_in_forward_ = meets_in_passes();
   step_state_ = StepState::Forward;
   return {};
 }
 
 Result<void> StepCore::enter(const AccessOrder::Access& units) {
-  ARTESIAN_TRY_VOID(enter_units(units));
+  given_up_ = false;
+  auto entered = enter_units(units);
+  if (!entered.has_value()) return given_up_ ? std::move(entered) : remember(std::move(entered));
   entered_.push_back(units);
   if (first_uses_.has_value() && step_state_ == StepState::Forward) {
     first_uses_->insert(first_uses_->end(), units.begin(), units.end());
@@ -327,7 +331,7 @@ Result<void> StepCore::refuse_forward() noexcept {
   ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
   if (options_.group != nullptr) {  // the other ranks finish their micro-batch
     ARTESIAN_TRY_VOID(remember(complete_pending()));
-    ARTESIAN_TRY_VOID(remember(agreement_.refuse_forward(step_ + 1, micro_batches_)));
+    ARTESIAN_TRY_VOID(remember(agreement_.refuse(step_ + 1, micro_batches_)));
   }
   take_forward_back();
   return {};
@@ -489,12 +493,19 @@ Result<void> StepCore::begin_evaluation() {
   ARTESIAN_TRY_VOID(remember(complete_pending()));
   evaluation_begin_ = figures_->mark();
   evaluating_ = true;
+  given_up_ = false;
   return remember(prefetcher_->begin_pass(Course::Evaluations));
 }
 
 Result<void> StepCore::end_evaluation(bool refused) {
   evaluating_ = false;
   ARTESIAN_TRY_VOID(remember(settle_shares()));
+  Result<void> of_others;
+  if (meets_in_passes() && !given_up_) {
+    of_others = refused ? agreement_.refuse(step_ + 1, micro_batches_)
+                        : agreement_.end_evaluation(step_ + 1, micro_batches_);
+    if (!of_others.has_value() && !agreement_.refused()) return fail(std::move(of_others).error());
+  }
   if (refused) prefetcher_->rewind(0);
   // Where nothing is trained the next evaluation follows, of a token say, and what it needs first
   // is fetched and kept for it.
@@ -503,7 +514,7 @@ Result<void> StepCore::end_evaluation(bool refused) {
       std::any_of(units.begin(), units.end(), [](const Unit& unit) { return unit.trainable; });
   if (trains) ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
   figures_->leave_out(evaluation_begin_);
-  return {};
+  return of_others;
 }
 
 double StepCore::scheduled_rate() const noexcept {
@@ -756,7 +767,8 @@ Result<void> StepCore::write_state(
   return of_no_step([&]() -> Result<void> {
     ARTESIAN_TRY_VOID(optimizer_->write_state(parameter, kind, source));
     if (kind != StateKind::Master) return {};
-    return prefetcher_->forget(layout().places[parameter].unit);
+    ARTESIAN_TRY_VOID(prefetcher_->forget(layout().places[parameter].unit));
+    return gather_persistent_shares();
   });
 }
 

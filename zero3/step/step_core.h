@@ -21,8 +21,10 @@
 // order, and come together wherever a unit's gradient is added or its update is. Of a model that
 // somebody else runs nothing of that is known; there they meet at the end of a micro-batch's
 // backward, whose gradients have been held until then, and in step(), which completes the update.
-// Between these a rank may read, evaluate or skip what it likes. A rank that gives a micro-batch up
-// tells the others at its end.
+// Between these a rank may read, evaluate or skip what it likes, unless parameters are divided:
+// then ranks also meet where one of them lacks others' shares of a unit, and at the end of an
+// evaluation, and all of them enter the same units in the same order. A rank that gives a pass up
+// tells the others where they meet next.
 #pragma once
 
 #include <cstddef>
@@ -131,7 +133,9 @@ class StepCore : public StepFlow<StepCore> {
   /// step has left).
   Result<void> begin_forward(std::uint64_t micro_batches, const char* call = "forward");
   /// Gathers the units of one access, brings their pending update, and pins them. Errors: Io,
-  /// Corrupt, Timeout, Exhausted; all end the run.
+  /// Corrupt, Timeout, Exhausted; all end the run. Also
+  /// Invalid, which ends nothing: another rank has given this pass up, and this one has, too; of a
+  /// step, abandon_step() comes next.
   Result<void> enter(const AccessOrder::Access& units);
   Result<void> leave(const AccessOrder::Access& units);
   /// First byte of an entered unit's gathered parameters.
@@ -206,7 +210,8 @@ class StepCore : public StepFlow<StepCore> {
   /// Opens a forward without gradients, whose bytes and time count for no step. Errors: as
   /// finish_update; Invalid (out of order).
   Result<void> begin_evaluation();
-  /// `refused`: its batch could not be taken. Errors: Io, Timeout.
+  /// `refused`: its batch could not be taken. Errors: Io, Timeout; where ranks meet here, the
+  /// group's, and Invalid, which ends nothing: another one has refused its batch.
   Result<void> end_evaluation(bool refused);
 
   /// Checkpoints::open: where save_checkpoint() saves from now on, in place of an earlier folder.
@@ -293,6 +298,8 @@ class StepCore : public StepFlow<StepCore> {
   DType compute_dtype() const noexcept { return options_.compute_dtype; }
   bool resident() const noexcept { return options_.resident; }
   std::uint32_t ranks() const noexcept { return agreement_.ranks(); }
+  /// True if ranks meet within passes, too: Note [Where ranks meet].
+  bool meets_in_passes() const noexcept { return meets() && placement().params_cut; }
   /// True if step() completes the update: nothing of it is pending behind it.
   bool completes_update() const noexcept { return options_.resident || meets(); }
   /// True if other ranks wait for the end of the micro-batch under way.
@@ -340,9 +347,7 @@ class StepCore : public StepFlow<StepCore> {
     return options_.device != nullptr && !options_.device->host_accessible();
   }
   /// Each rank has all parameters: what is divided is gathered where the host reaches it.
-  bool whole_params() const noexcept {
-    return options_.hooked || config_.zero.stage < 3 || separate_device();
-  }
+  bool whole_params() const noexcept { return config_.zero.stage < 3 || separate_device(); }
   /// Note [Where ranks meet].
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
   void see_losses(std::span<const double> losses);
@@ -392,6 +397,8 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> gather_shares(const AccessOrder::Access& units);
   Result<void> begin_gather(std::uint32_t unit);
   Result<void> settle_shares();
+  Result<void> gather_persistent_shares();
+  Result<void> give_pass_up(const AccessOrder::Access& units, Error refused);
   Result<void> finish_pending();
   Result<void> gradients_are_added(std::size_t stage);
   Result<void> update_final(std::size_t stage);
@@ -445,6 +452,7 @@ class StepCore : public StepFlow<StepCore> {
   std::vector<std::uint32_t> looked_up_;   // parameters that are trained, in their order
   std::vector<RowGradients> rows_;
   bool awaited_ = false;                      // ranks must still meet after the backward
+  bool awaited_in_forward_ = false;           // or at the next unit, or the forward's end
   bool last_backward_ = false;                // no more is added to a stage's gradients after it
   std::vector<AccessOrder::Access> entered_;  // and not left yet
   std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
@@ -455,6 +463,7 @@ class StepCore : public StepFlow<StepCore> {
   std::uint64_t backward_ns_ = 0;         // from begin to end
   StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
   bool evaluating_ = false;               // one is
+  bool given_up_ = false;                 // the pass, with another rank that has refused its batch
   struct Gather {                         // of the other ranks' shares of a unit, on their way
     std::uint32_t unit = 0;
     std::unique_ptr<comm::Group::Begun> begun;

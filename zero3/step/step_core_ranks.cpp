@@ -11,6 +11,11 @@
 #include "zero3/step/step_core.h"
 
 namespace artesian::zero3 {
+namespace {
+
+constexpr const char* go_on_by = "; call zero_grad() on all ranks, and go on";
+
+}  // namespace
 
 /// What several ranks must have alike, and what rank 0 decides.
 Result<void> StepCore::agree() {
@@ -75,7 +80,7 @@ Result<void> StepCore::check_ranks() const {
   const auto& parameters = shape_.parameters;  // those that are frozen nobody updates
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
-  const bool whole = options_.hooked || separate_device();
+  const bool whole = (options_.hooked && config_.zero.stage < 3) || separate_device();
   if (whole && config_.zero.offload_param.device == Offload::Nvme && !frozen) {
     return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
   }
@@ -107,13 +112,14 @@ Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
   const auto name_of = [this](std::uint64_t unit) {
     return unit < layout().units.size() ? layout().units[unit].name : std::to_string(unit);
   };
-  ARTESIAN_TRY(
-      all_ready,
-      agreement_.enter(
-          step_ + 1, micro_batches_,
-          {.first = units.front(), .units = digest, .evaluates = evaluating_, .ready = ready},
-          name_of));
-  for (std::size_t place = 0; place < (all_ready ? lacking.size() : now); ++place) {
+  const auto all_ready = agreement_.enter(
+      step_ + 1, micro_batches_,
+      {.first = units.front(), .units = digest, .evaluates = evaluating_, .ready = ready}, name_of);
+  if (!all_ready.has_value()) {
+    return agreement_.refused() ? give_pass_up(units, all_ready.error())
+                                : Result<void>(all_ready.error());
+  }
+  for (std::size_t place = 0; place < (*all_ready ? lacking.size() : now); ++place) {
     // Until settle_shares() this pins, once more than who has entered it.
     ARTESIAN_TRY_VOID(prefetcher_->hold(lacking[place]));
     ARTESIAN_TRY_VOID(begin_gather(lacking[place]));
@@ -142,16 +148,38 @@ Result<void> StepCore::settle_shares() {
   return {};
 }
 
+/// Where all ranks are together: units that stay gathered are whole from here on, so that they can
+/// be read without the other ranks.
+Result<void> StepCore::gather_persistent_shares() {
+  if (!meets_in_passes()) return {};
+  for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
+    if (!layout().units[unit].persistent || !residency_->lacks_shares(unit)) continue;
+    ARTESIAN_TRY_VOID(prefetcher_->hold(unit));
+    ARTESIAN_TRY_VOID(begin_gather(unit));
+  }
+  return settle_shares();
+}
+
+/// Another rank has refused its batch while this one entered `units`.
+Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refused) {
+  ARTESIAN_TRY_VOID(prefetcher_->leave(units));
+  given_up_ = true;
+  if (evaluating_) return refused;
+  awaited_ = awaited_in_forward_ = false;
+  break_pass();
+  refused.message += go_on_by;
+  return refused;
+}
+
 /// All ranks have made their gradients of a micro-batch.
 Result<void> StepCore::meet_behind_backward() {
   std::vector<double> losses = std::exchange(losses_pending_, {});
   losses.resize(1);
   auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
-  awaited_ = false;
+  awaited_ = awaited_in_forward_ = false;
   if (!of_all.has_value() && agreement_.refused()) {
     break_pass();
-    return make_error(ErrorCode::Invalid,
-                      of_all.error().message + "; call zero_grad() on all ranks, and go on");
+    return make_error(ErrorCode::Invalid, of_all.error().message + go_on_by);
   }
   ARTESIAN_TRY(known, remember(std::move(of_all)));
   see_losses(known);
@@ -161,8 +189,9 @@ Result<void> StepCore::meet_behind_backward() {
 /// The other ranks learn of it where they wait.
 Result<void> StepCore::give_micro_batch_up() {
   if (gradients_->holds()) gradients_->drop_held();
-  if (!std::exchange(awaited_, false)) return {};
-  return remember(agreement_.refuse_forward(step_ + 1, micro_batches_));
+  const bool waited_for = std::exchange(awaited_, false);
+  if (!std::exchange(awaited_in_forward_, false) && !waited_for) return {};
+  return remember(agreement_.refuse(step_ + 1, micro_batches_));
 }
 
 }  // namespace artesian::zero3

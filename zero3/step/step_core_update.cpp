@@ -128,7 +128,8 @@ Result<void> StepCore::take_update_back() {
 
 Result<void> StepCore::finish_update() {
   ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "finish_update"));
-  return remember(complete_pending());
+  ARTESIAN_TRY_VOID(remember(complete_pending()));
+  return remember(gather_persistent_shares());
 }
 
 }  // namespace artesian::zero3

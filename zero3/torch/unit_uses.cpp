@@ -195,8 +195,9 @@ Result<void> UnitUses::hold(std::uint32_t access) {
   for (const std::uint32_t unit : units) {
     if (entered.has_value()) entered = reopen(unit);
   }
-  if (entered.has_value()) entered = core_.remember(core_.enter(units));
+  if (entered.has_value()) entered = core_.enter(units);
   if (!entered.has_value()) {
+    if (core_.state_of_step() == StepState::Broken) damaged_ = true;  // by another rank
     --holds_[access];
     return entered;
   }
@@ -309,7 +310,8 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
       frames()->back().stages.push_back(stage);
       continue;
     }
-    static_cast<void>(end_call().has_value());  // the first error is the one that matters
+    static_cast<void>(
+        end_call(/*failed=*/true).has_value());  // the first error is the one that matters
     return held;
   }
   return {};
@@ -326,7 +328,8 @@ Result<void> UnitUses::gather(std::uint32_t parameter) {
   return {};
 }
 
-Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> outputs) {
+Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> outputs,
+                             bool failed) {
   const auto held_alone = alone();
   Frames* const calls = frames();
   if (calls == nullptr || calls->back().module != module) return {};
@@ -339,7 +342,7 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
     ARTESIAN_TRY_VOID(hold_all(use));  // made by a recomputation, whose backward follows
   }
   auto left = release_all(frame.stages);
-  ARTESIAN_TRY_VOID(end_call());
+  ARTESIAN_TRY_VOID(end_call(failed));
   return left;
 }
 

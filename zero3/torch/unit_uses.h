@@ -101,7 +101,9 @@ class UnitUses {
   Result<void> enter(std::uint32_t module, Pass pass);
   /// Ends a module's call. `outputs`: all tensors in its result; none after an exception. Not
   /// called if enter() failed. Errors: as enter.
-  Result<void> leave(std::uint32_t module, std::span<const at::Tensor> outputs);
+  /// `failed`: an exception ended it; asked of the outermost call alone.
+  Result<void> leave(std::uint32_t module, std::span<const at::Tensor> outputs,
+                     bool failed = false);
   /// Looks up rows of a tiled parameter, [rows, width], in the compute dtype. Its gradient is added
   /// row by row and is never dense; in backward its unit is not gathered for the stage with this
   /// look-up. Shape: ids: [...], int64; returns [..., width]. Row `padding` gets no gradient; -1:
@@ -201,7 +203,7 @@ class UnitUses {
   Result<void> check_stream_of(const char* call) const;
   bool has_failed(int task) const noexcept { return task != -1 && task <= failed_through_; }
   Result<void> begin_call(Pass pass);
-  Result<void> end_call();
+  Result<void> end_call(bool failed);
   Result<void> begin_pass(Pass pass);
   Result<void> open_forward();
   Result<void> close_forward_and_backward();

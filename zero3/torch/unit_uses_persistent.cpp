@@ -45,7 +45,7 @@ Result<void> UnitUses::bring_persistent_back() {
     if (!away_[unit]) continue;
     const AccessOrder::Access alone = {unit};
     if (core_.state_of_step() == StepState::Forward) {  // otherwise the update is complete
-      ARTESIAN_TRY_VOID(core_.remember(core_.enter(alone)));
+      ARTESIAN_TRY_VOID(core_.enter(alone));
       ARTESIAN_TRY_VOID(core_.remember(core_.leave(alone)));
     }
     bind_for_long(unit);

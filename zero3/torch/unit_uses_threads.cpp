@@ -89,11 +89,16 @@ Result<void> UnitUses::begin_call(Pass pass) {
                     "the model is evaluated by another thread; train it once that has ended");
 }
 
-Result<void> UnitUses::end_call() {
+Result<void> UnitUses::end_call(bool failed) {
   pop();
   if (!stacks_.empty() || current_task() != no_task) return {};
-  if (!std::exchange(evaluating_, false)) return bring_persistent_back();
-  return core_.end_evaluation(/*refused=*/false);
+  if (std::exchange(evaluating_, false)) return core_.end_evaluation(failed);
+  // Other ranks wait where this one would have gone on.
+  if (failed && core_.meets_in_passes()) {
+    damaged_ = true;
+    core_.break_pass();
+  }
+  return bring_persistent_back();
 }
 
 Result<void> UnitUses::unwind() {
