@@ -161,7 +161,7 @@ std::optional<std::uint64_t> budget_of_a_smaller_ring(const PlacementRequest& re
   const std::uint64_t record = plan.record_bytes_max(plan.sub_group);
   std::uint64_t least = total <= room / 4 ? 4 * total : total;
   std::uint64_t below = least;  // bounds the bytes left over
-  // A lengthened ring: just below, with one item less.
+  // For a ring that was lengthened, the next size is one item shorter.
   if (plan.ring_count > buffers.ring_count_min()) {
     least = 8 * ring;
     below = least - ring + plan.ring_item_bytes;

@@ -1,6 +1,5 @@
 """deepspeed.checkpointing: activation checkpointing by PyTorch's own function, bit for bit.
-DeepSpeed's other settings are covered by other means, or need several processes: each one that is
-set logs that once."""
+DeepSpeed's other settings for it are not applied: if one is set, the log says why, once."""
 
 from __future__ import annotations
 
