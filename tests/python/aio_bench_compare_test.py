@@ -1,6 +1,6 @@
-"""Proves what a user of `aio_bench compare` sees: how what fio says becomes figures and ratios, by
-a fio of our own making that says known numbers; each way in which fio can fail; and the real one,
-where it is installed."""
+"""Proves what a user of `aio_bench compare` sees: how fio's output becomes figures and ratios, with
+a fake fio that reports known numbers; each way in which fio can fail; and the real fio, if it is
+installed."""
 
 import json
 import os
@@ -19,7 +19,8 @@ from build_folder import AIO_BENCH as PROGRAM
 FIELDS = ["against", "block_size", "queue_depth", "direct", "size", "memory", "memory_note",
           "repeats", "verified", "results"]  # fmt: skip
 SMALL = ["--size", "8MiB", "--queue-depth", "4", "--memory", "plain"]
-# Says that it moved 8 MiB in 4 ms with 1 ms of CPU time, at latencies of 200 and 900 us.
+# The fake fio reports that it moved 8 MiB in 4 ms with 1 ms of CPU time, at latencies of 200 and
+# 900 us.
 MADE_UP = """#!/bin/sh
 echo "$@" >> "$FIO_LOG"
 case "$1" in --version) echo fio-9.9; exit 0;; esac
@@ -36,7 +37,8 @@ echo "{\\"jobs\\": [{\\"usr_cpu\\": 15.0, \\"sys_cpu\\": 10.0, \\"job_runtime\\"
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Puts a program in the place of fio; returns what sets its text, and its log."""
+    """Installs a fake program in place of fio; returns a function that sets its text, and its
+    log."""
     programs = tmp_path / "programs"
     programs.mkdir()
     log = tmp_path / "fio.log"
@@ -118,7 +120,7 @@ def test_flags_act(folder, fake, tmp_path):
     cpu = only["cpu_ratio"]
     assert f": ratio {cpu['median']:.2f} ({cpu['min']:.2f}..{cpu['max']:.2f}); p99" in lines[1]
     calls = log.read_text().splitlines()
-    assert "--runtime" not in calls[1]  # the filling is one pass
+    assert "--runtime" not in calls[1]  # filling the file is one pass
     assert all("--time_based=1 --runtime=1" in call for call in calls[2:])
     assert all("--direct=0" in call and "--bs=65536" in call for call in calls[1:])
 
@@ -236,7 +238,7 @@ def test_a_fio_that_fails_is_one_line(folder, fake, text, code, expected):
     assert line.startswith("aio_bench: error: ") and expected in line
 
 
-# In place of a disk: a sector of every file that its caller has open and unnamed turns to zeros.
+# Simulates a faulty disk: a sector of every unnamed file that its caller has open turns to zeros.
 SPOILS = """
 for file in /proc/$PPID/fd/*; do
   case "$(readlink $file)" in *artesian-aio-bench-*)
@@ -281,18 +283,19 @@ def test_a_path_is_needed_and_must_be_there():
     assert result.returncode == 2 and "missing flag: --path" in result.stderr
 
 
-# How many 2 MiB pages the machine keeps apart; one test at a time may change that.
+# The number of reserved 2 MiB pages; only one test at a time may change it.
 RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
 
 
 def waits(fake, started):
-    """A fio that says its process id and then nothing."""
+    """A fake fio that reports its process id and then hangs."""
     os.mkfifo(started)
     fake(f"#!/bin/sh\n[ $1 = --version ] && exit 0\necho $$ > {started}\nexec sleep 600\n")
 
 
 def ends(pid):
-    """Whether the process is gone, within a generous deadline; a zombie is."""
+    """Waits until the process is gone, or a zombie. False if the deadline, a generous one,
+    passes."""
     for _ in range(600):
         try:
             if pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
@@ -304,7 +307,7 @@ def ends(pid):
 
 
 def reserves():
-    """Skips where no pages can be reserved, or somebody else has some."""
+    """Skips the test if no pages can be reserved, or if somebody else has reserved some."""
     try:
         if int(RESERVED.read_text()) > 0:
             pytest.skip("there are reserved pages already")
@@ -342,7 +345,7 @@ def test_fio_and_its_pages_end_with_us(folder, fake, tmp_path, numbers):
     (last,) = set(numbers)
     assert process.returncode in (128 + last, -last)
     assert ends(child)
-    if last == signal.SIGKILL:  # nobody can clean up after that
+    if last == signal.SIGKILL:  # nobody can clean up after SIGKILL
         RESERVED.write_text("0")
     assert int(RESERVED.read_text()) == 0
 
@@ -373,7 +376,7 @@ def test_signals_end_fio_too_and_leave_nothing_behind(folder, fake, tmp_path, nu
         os.kill(child, 0)
 
 
-# The real one
+# The real fio
 
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")

@@ -1,6 +1,6 @@
-"""Proves that `aio_bench tune` loses nothing that a user has or has waited for: what forbids an
-output is said before the measurements, a config is never written over, and an output that fails,
-stdout too, takes no other with it."""
+"""Proves that `aio_bench tune` loses nothing that a user has or has waited for: an output that
+cannot be written is refused before the measurements, a config is never overwritten, and if one
+output fails, stdout included, the others are still written."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def tune(folder, *arguments, prefix=(), **options):
 
 
 def refusal(folder, *arguments, **options):
-    """The one line of a run that must be refused before it measures anything."""
+    """Returns the one error line of a run that must be refused before it measures anything."""
     result = tune(folder, *arguments, **options)
     assert result.returncode == 2 and result.stdout == "", (result.returncode, result.stderr)
     (line,) = result.stderr.splitlines()
@@ -43,7 +43,7 @@ def aio_of(path):
     return json.loads("\n".join(lines))["aio"]
 
 
-# Before the measurements
+# Faults that are found before the measurements
 
 
 @pytest.mark.parametrize("flags", [("--config-out", "--apply"), ("--json", "--apply"),
@@ -101,7 +101,7 @@ def test_a_folder_in_which_no_copy_can_be_made_is_known_at_once(folder, tmp_path
     theirs.mkdir()
     config = theirs / "ds.json"
     config.write_text(CONFIG)
-    config.chmod(0o666)  # the file may be written, its folder not
+    config.chmod(0o666)  # the file is writable, its folder is not
     limits.give(folder)
     for parent in [tmp_path, theirs]:
         parent.chmod(0o755)
@@ -130,7 +130,7 @@ def test_a_config_that_is_a_mount_of_its_own_is_written_in_place(folder, tmp_pat
     assert sorted(path.name for path in inside.iterdir()) == ["ds.json", "ds.json.bak"]
 
 
-# After them
+# Faults that are found after the measurements
 
 
 def closed_pipe():

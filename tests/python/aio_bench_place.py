@@ -1,4 +1,5 @@
-"""Where the tests of aio_bench let it measure, and what they see of it while it does."""
+"""Fixtures and helpers of the tests of aio_bench: the folder in which it measures, and how a test
+observes it meanwhile."""
 
 import os
 import pathlib
@@ -10,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder that must be empty in the end."""
+    """A folder that must be empty at the end of the test."""
     path = tmp_path / "nvme"
     path.mkdir()
     yield path
@@ -19,7 +20,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Where machine profiles are kept: none but its own are seen by a test."""
+    """The folder of machine profiles: the test sees no profiles but its own."""
     path = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
     return path
@@ -29,14 +30,15 @@ def open_files(pid):
     for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         try:
             yield os.readlink(descriptor)
-        except FileNotFoundError:  # closed in between
+        except FileNotFoundError:  # the descriptor was closed in between
             pass
 
 
 def stop_while_measuring(command, number):
-    """Sends the signal once the program has come past its own start; its output and errors."""
+    """Sends the signal once the program has started to measure; returns its output and errors."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # Its file shows that, open and without a name any more: killed before, it would leave one.
+    # The program measures once its file is open and has no name any more; killed earlier, it would
+    # leave the file behind.
     while not any(
         "artesian-aio-bench" in link and link.endswith(" (deleted)")
         for link in open_files(process.pid)

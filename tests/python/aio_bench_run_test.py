@@ -28,7 +28,7 @@ def run(*arguments, **options):
 
 
 def measured_aloud(folder, *arguments, size="16MiB", **options):
-    """The JSON and the lines on stderr of a run that must succeed."""
+    """Returns the JSON and the stderr lines of a run that must succeed."""
     result = run("run", "--path", folder, "--size", size, "--json", "-", *arguments, **options)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), result.stderr.splitlines()
@@ -44,7 +44,7 @@ def has_io_uring(folder):
 
 
 def refused(*arguments):
-    """The error lines of a command that must be refused before it starts."""
+    """Returns the error lines of a command that must be refused before it starts."""
     result = run(*arguments)
     assert result.returncode == 2, (result.returncode, result.stderr)
     assert result.stdout == ""
@@ -81,9 +81,9 @@ def test_whole_seconds_are_told_apart(folder):
     got = json.loads(run(*words, "--json", "-").stdout)
     assert list(got) == [*FIELDS, "gb_per_s_by_second"]
     seconds = got["gb_per_s_by_second"]
-    assert len(seconds) in (2, 3)  # a busy machine looks late
+    assert len(seconds) in (2, 3)  # on a busy machine the number of seconds varies
     assert min(seconds) > 0
-    assert sum(seconds) * 1e9 < got["bytes"]  # the last half is in none of them
+    assert sum(seconds) * 1e9 < got["bytes"]  # the last half second is in none of them
     said = run(*words)
     assert "(slowest second " in said.stdout
     assert "aio_bench: note: read 1.00 MiB x 32, about " in said.stderr
@@ -97,8 +97,8 @@ def test_flags_act(folder):
     single = measured(folder, *blocks, *engine, "--single-submit")
     assert single["single_submit"] is True
     assert single["submit_calls"] == 256
-    # Fills of 8, or smaller ones where a fill met callbacks that were not through.
-    for _ in range(10):  # the more often, the busier the machine
+    # The passes fill 8 blocks at once, or fewer if callbacks of earlier blocks had not returned.
+    for _ in range(10):  # more runs make the machine busier
         drained = measured(folder, *blocks, *engine, "--no-overlap-events")
         assert drained["overlap_events"] is False
         if drained["submit_calls"] <= 64:
@@ -112,7 +112,7 @@ def test_flags_act(folder):
     ("share", "read", "written"), [(None, 1, 1), ("0.75", 3, 1), ("0.25", 1, 3)]
 )
 def test_mixed_moves_the_share_that_was_asked_for(folder, share, read, written):
-    # Of 192 blocks: all are taken by the greater part, every third by the lesser.
+    # Of 192 blocks the larger share takes all, the smaller share every third.
     arguments = ["--read-share", share] if share else []
     got = measured(folder, "--op", "mixed", "--block-size", "64K", "--queue-depth", 8,
                    *arguments, size="12MiB")  # fmt: skip
@@ -207,7 +207,7 @@ def test_little_lockable_memory(folder, engine, limit):
                  prefix=limits.AS_NOBODY, preexec_fn=limits.lockable(limit))  # fmt: skip
     lines = result.stderr.splitlines()
     if limit == 0 and engine == "io_uring" and result.returncode == 2:
-        # Some kernels count the ring itself.
+        # Some kernels count the ring itself as locked memory.
         assert "ulimit -l" in lines[-1] and lines[-1].startswith("aio_bench: error: ")
         return
     assert result.returncode == 0, result.stderr

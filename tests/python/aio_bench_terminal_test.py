@@ -1,6 +1,6 @@
-"""Proves what a user of aio_bench sees on a terminal of 80 columns: a bar for whatever takes long,
-files being written too, never wider than the terminal; the rate of the last measurement; and lines
-of log that do not land on the bar."""
+"""Proves what a user of aio_bench sees on a terminal of 80 columns: a progress bar for everything
+that takes long, also for writing files, never wider than the terminal; the rate of the last
+measurement; and log lines that do not run into the bar."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ COLUMNS = 80
 
 
 def seen(*arguments, **options):
-    """What is written to the terminal by a run that must succeed."""
+    """Returns what a run that must succeed writes to the terminal."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     command = [PROGRAM, *map(str, arguments)]
@@ -29,7 +29,7 @@ def seen(*arguments, **options):
     while True:
         try:
             piece = os.read(controller, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end of the terminal is closed
             break
         pieces.append(piece)
     os.close(controller)

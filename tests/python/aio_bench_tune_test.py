@@ -1,5 +1,5 @@
-"""Proves what a user of `aio_bench tune` sees: what it prints, writes and applies, and that it all
-agrees; each way in which it can fail, named before it starts; that nothing is left behind."""
+"""Proves what a user of `aio_bench tune` sees: that what it prints, writes and applies agrees; that
+each fault is named before it starts; that nothing is left behind."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def tune(folder, *arguments, prefix=(), **options):
 
 
 def tuned(folder, *arguments, **options):
-    """The JSON of a run that must succeed, and its lines on stderr."""
+    """Returns the JSON and the stderr lines of a run that must succeed."""
     result = tune(folder, *SMALL, "--json", "-", *arguments, **options)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), result.stderr.splitlines()
@@ -81,7 +81,7 @@ def test_profile_is_saved_for_the_planner(folder, cache):
     assert profile["format"] == "artesian machine profile" and profile["version"] == 1
     assert profile["path"] == str(folder) and profile["file_system"] == path["file_system"]
     assert profile["duplex"] is path["duplex"]
-    # The planner reads the profile: it must not contradict what was printed.
+    # The planner reads the profile, so the profile must agree with what was printed.
     at_chosen = {point["op"]: point for point in path["by_block_size"]
                  if point["block_size"] == got["aio"]["block_size"]}  # fmt: skip
     (chosen,) = [point for point in got["points"]
@@ -106,7 +106,7 @@ def test_profile_is_saved_for_the_planner(folder, cache):
     ]  # fmt: skip
     assert len(profile["rates"]) >= 3
     assert profile["size"] == 16 << 20 and profile["budget_seconds"] == 0.6
-    _, lines = tuned(folder)  # replaces it
+    _, lines = tuned(folder)  # replaces the profile
     assert [found for found in cache.rglob("*") if found.is_file()] == [saved]
     was = f"in place of that of {profile['measured_at']}: block_size "
     assert any(f"machine profile: {saved}, {was}" in line for line in lines)
@@ -243,7 +243,7 @@ def test_artesian_reads_what_was_applied(folder, tmp_path):
     got, _ = tuned(folder, "--apply", config)
     after = json.loads(config.read_text())
     expected = before | {"aio": got["aio"]}
-    if got["engine"] != "io_uring":  # what auto takes
+    if got["engine"] != "io_uring":  # the engine that "auto" takes
         expected["artesian"] = expected.get("artesian", {}) | {"engine": got["engine"]}
     assert after == expected
 
@@ -255,7 +255,7 @@ def test_artesian_reads_what_was_applied(folder, tmp_path):
     )
 
     def train():
-        # Data that is not there: the config is read, and must not be what is at fault.
+        # The data does not exist, and the error must be about the data, not about the config.
         command = [ARTESIAN, "train", "--model", model, "--data",
                    tmp_path / "none", "--config", config, "--steps", "1"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -288,7 +288,7 @@ def test_a_config_that_cannot_be_edited_is_refused(folder, tmp_path, text, expec
 
 
 def numbers_of(svg):
-    """Texts of all tips: series and place -> number."""
+    """Returns the numbers in the tips of a plot: series and place -> number."""
     tips = [title.text for title in svg.iter(SVG + "title")]
     return {name: value for name, _, value in (tip.rpartition(": ") for tip in tips if ": " in tip)}
 
@@ -349,7 +349,7 @@ def test_plot_of_a_long_path_says_all_that_matters_inside_its_edges(tmp_path):
     assert facts.startswith(got["paths"][0]["file_system"])
     ways = ["do not slow each other", "share the bandwidth"]
     assert any(facts.endswith(way) for way in ways)
-    assert max(map(len, texts)) <= 150  # of 11 pixels, in 960
+    assert max(map(len, texts)) <= 150  # characters of 11 pixels in a width of 960
     assert any(text.text == str(folder) for text in svg.iter(SVG + "title"))
 
 
@@ -466,13 +466,13 @@ def test_without_io_uring_the_others_are_tuned(folder, tmp_path):
     config.write_text("{}")
     got, _ = tuned(folder, "--apply", config, preexec_fn=limits.refuse_io_uring)
     assert got["engine"] != "io_uring"
-    # libaio is what auto then takes
+    # "auto" then takes libaio
     written = {"artesian": {"engine": "threads"}} if got["engine"] == "threads" else {}
     assert json.loads(config.read_text()) == {"aio": got["aio"]} | written
     assert any("io_uring is left out" in warning for warning in got["warnings"])
 
 
-# Stopped
+# Runs that are stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -497,7 +497,7 @@ def test_a_terminal_sees_a_bar_and_the_time_left(folder):
     while True:
         try:
             piece = os.read(controller, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end of the pipe is closed
             break
         seen += piece
     output, _ = process.communicate(timeout=60)

@@ -1,6 +1,6 @@
-"""Proves the values that small functions of the Python package give back: what DeepSpeed's names
-answer, how a config is read, which errors come and with what. Each is one line that a program may
-rely on, and that no training would miss."""
+"""Proves what small functions of the Python package return: the answers under DeepSpeed's name, how
+a config is read, which errors are raised and what they say. A program may rely on each of these
+lines, and no test that trains a model would notice if one were wrong."""
 
 import argparse
 import copy
@@ -94,7 +94,7 @@ def test_what_a_config_says_is_asked_of_the_engine():
     assert not engine.wall_clock_breakdown() and not engine.dump_state()
     assert start().steps_per_print() == 10
     assert engine.device == torch.device("cpu")
-    assert engine.blocks is engine.module.blocks  # what it has not is the model's
+    assert engine.blocks is engine.module.blocks  # names that the engine lacks are the model's
 
 
 def test_a_compiled_block_is_compiled_once_and_with_what_is_given(monkeypatch, caplog):
@@ -262,7 +262,8 @@ def test_folders_on_nvme_are_an_engines_own(tmp_path):
     taken = config.folders_of(values) | config.folders_of(own)
     third = config.with_own_folders(values, taken)
     assert config.folders_of(third) == {f"{tmp_path}/a/engine-3", f"{tmp_path}/b/engine-3"}
-    assert config.folders_of(values) == {f"{tmp_path}/a", f"{tmp_path}/b"}  # is as it was
+    # the config is unchanged
+    assert config.folders_of(values) == {f"{tmp_path}/a", f"{tmp_path}/b"}
 
 
 def test_where_models_are_made_on_nvme(tmp_path):
@@ -283,7 +284,7 @@ def test_where_models_are_made_on_nvme(tmp_path):
     for read in (zero.safe_get_full_fp32_param, zero.safe_get_full_grad):
         assert read(large) is None
     assert zero.safe_get_full_optimizer_state(large, "exp_avg") is None
-    zero.safe_set_full_fp32_param(large, torch.zeros(1))  # nobody has it
+    zero.safe_set_full_fp32_param(large, torch.zeros(1))  # no optimizer owns it
     zero.safe_set_full_optimizer_state(large, torch.zeros(1), "exp_avg")
 
 
@@ -392,7 +393,7 @@ def test_one_process_is_rank_0(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.undo()
     comm.init_distributed()
-    comm.init_distributed()  # once more does nothing
+    comm.init_distributed()  # a second call does nothing
     assert comm.is_initialized() and (comm.get_rank(), comm.get_world_size()) == (0, 1)
     assert comm.get_world_group() is torch.distributed.group.WORLD
     with pytest.raises(NotImplementedError, match="there is a group of 1 already"):
@@ -553,7 +554,7 @@ def test_random_states_are_named_and_go_on():
 
 def test_gpus_are_hidden_and_told_once(monkeypatch, caplog):
     for name in (gpus.HIDDEN, gpus.VISIBLE):
-        monkeypatch.setenv(name, "")  # so that both are as they were when this ends
+        monkeypatch.setenv(name, "")  # so that both are restored at the end of the test
     cases = [("0,1", "0,1", ""), (None, "all", ""), ("", None, ""), ("-1", None, "-1"),
              ("NoDevFiles", None, "NoDevFiles")]  # fmt: skip
     for before, hidden, visible in cases:
@@ -659,7 +660,8 @@ def test_a_script_is_run_with_its_words(tmp_path, monkeypatch, capsys):
 
 
 def test_no_name_that_is_answered_is_lost():
-    """answered_names.txt has those of all versions: each is still there, where the table says."""
+    """answered_names.txt lists the names of all versions: each one still exists where the list
+    says."""
     lines = (HERE / "answered_names.txt").read_text().splitlines()
     kept = {module: names.split() for module, _, names in (line.partition(":") for line in lines)}
     assert len(kept) >= 30 and sum(map(len, kept.values())) >= 220
@@ -739,7 +741,7 @@ def test_one_setting_of_checkpointing_is_told_by_itself(monkeypatch, caplog):
 
 
 def test_flags_of_deepspeeds_launcher():
-    """Those with a value take the next word, the others do not."""
+    """Flags with a value take the next word, the others do not."""
     alone = {"--no_ssh_check", "--save_pid", "--bind_cores_to_rank"}
     valued = {"--min_elastic_nodes", "--max_elastic_nodes", "--enable_each_rank_log",
               "--bind_core_list", "--venv_script"}  # fmt: skip

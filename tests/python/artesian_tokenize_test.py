@@ -1,6 +1,6 @@
-"""Proves that the tokenising script writes what the tokenizer gives for the whole text, in the
-right width, although it reads in small pieces; and that each fault is one line that says what to
-do."""
+"""Proves that the tokenising script writes the ids that the tokenizer gives for the whole text, in
+the right width, although it reads in small pieces; and that each fault is one line that says what
+to do."""
 
 import array
 import json
@@ -15,7 +15,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 
 PYTHON_FOLDER = os.path.join(os.path.dirname(__file__), "..", "..", "python")
-sys.path.append(PYTHON_FOLDER)  # behind the package that was built
+sys.path.append(PYTHON_FOLDER)  # searched after the package that was built
 import artesian_tokenize  # noqa: E402
 
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named(tokenizer_file, tmp_path):
 
 
 def with_end_of_text(tokenizer_file, folder):
-    """A tokenizer that has an end-of-text token, in a folder of its own; and that token's id."""
+    """A tokenizer with an end-of-text token, in its own folder; and that token's id."""
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_special_tokens(["<|endoftext|>", "<stop>"])
     folder.mkdir()
@@ -158,7 +158,7 @@ def test_item_5_documents_are_parted_by_the_end_of_text(tokenizer_file, tmp_path
     (tmp_path / "in/c.jsonl").write_text('{"text": "lifts"}\n\n{"text": ""}\n{"text": "the well"}')
     last = tmp_path / "last.txt"
     last.write_text("water\n" * 100)
-    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)  # a document in several pieces
+    monkeypatch.setattr(artesian_tokenize, "PIECE_BYTES", 97)  # cuts a document into several pieces
     texts = ["the deep well\n", "lifts", "the well", "water\n" * 100]
 
     def ids_with(separator):
@@ -218,11 +218,12 @@ def test_item_5_what_is_no_text_is_refused_by_name(tokenizer_file, tmp_path, nam
     assert os.listdir(tmp_path) == [name]
 
 
-# Item 3: the ids of a document are those of the whole document, for every tokenizer.
+# The ids of a document are those of the whole document, for every tokenizer.
 
 
 def bpe_of_words(**options):
-    """A BPE as SentencePiece makes them: bytes for what it does not know, and no line ends."""
+    """A BPE tokenizer as SentencePiece makes them: unknown characters become bytes, and there are
+    no line ends."""
     model = tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>", **options)
     tokenizer = tokenizers.Tokenizer(model)
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -265,7 +266,8 @@ def byte_level(prefix):
 
 
 def merges_across_lines():
-    """Nothing is split, and entries of the vocabulary reach across line ends."""
+    """A tokenizer that splits nothing before merging, so that entries of its vocabulary span line
+    ends."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     alphabet = [*map(chr, range(32, 127)), "\n", "\t", "\r", "\u00fc", "\u6c34"]
     trainer = tokenizers.trainers.BpeTrainer(
@@ -285,7 +287,7 @@ def unigram():
     return tokenizer
 
 
-KINDS = {  # whether documents are cut, and with a letter before
+KINDS = {  # name: (tokenizer, whether documents are cut, the same if a letter precedes)
     "byte level": (lambda: byte_level(False), (True, False)),
     "byte level with a space": (lambda: byte_level(True), (True, True)),
     "like Llama 2": (like_llama_2, (True, True)),
@@ -341,7 +343,7 @@ def test_item_3_a_text_without_a_place_to_cut_is_encoded_whole(
     assert read_ids(output, "H") == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-# Item 4: half a surrogate pair in JSON lines.
+# Half of a surrogate pair in JSON lines.
 
 
 def test_item_4_half_a_surrogate_pair_is_replaced_and_said(tokenizer_file, tmp_path):
@@ -383,7 +385,7 @@ def test_item_4_what_the_tokenizer_raises_names_the_file(
                      "cannot encode it: TextEncodeInput must be ...")  # fmt: skip
 
 
-# Item 2: hidden files in a folder.
+# Hidden files in a folder.
 
 
 def test_item_2_hidden_files_are_left_out_and_said(tokenizer_file, tmp_path):
@@ -400,5 +402,5 @@ def test_item_2_hidden_files_are_left_out_and_said(tokenizer_file, tmp_path):
     assert f"note: {data}: left out what is hidden: {left_out}\n" in done.stderr
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     assert read_ids(output, "H") == tokenizer.encode("the deep well").ids
-    hidden = data / ".git" / "x"  # one that is named is wanted
+    hidden = data / ".git" / "x"  # a hidden file that is named explicitly is read
     assert run("--tokenizer", tokenizer_file, "--output", output, "--input", hidden).returncode == 0

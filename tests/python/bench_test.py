@@ -1,6 +1,6 @@
-"""Proves what `make bench` hands over: how ratios are computed, from made-up numbers; that the
-files have the fields that bench/report.py promises, from tiny runs without DeepSpeed and fio; and
-that reserved huge pages are given back, whatever happens."""
+"""Proves what `make bench` writes: how ratios are computed, with made-up numbers; that the files
+have the fields that bench/report.py promises, with tiny runs without DeepSpeed and fio; and that
+reserved huge pages are always given back."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ needs_programs = pytest.mark.skipif(not (PROGRAMS / "artesian").exists(), reason
 
 
 def bench(tmp_path, part, *arguments):
-    """Runs one part for real; returns what PART.json holds."""
+    """Runs one part of the benchmark; returns the contents of PART.json."""
     command = [sys.executable, ROOT / "bench/run.py", "--part", part, "--without-deepspeed"]
     command += ["--without-fio", "--out", tmp_path / "out", "--work", tmp_path / "work"]
     command += ["--programs", PROGRAMS, *arguments]
@@ -60,7 +60,8 @@ def by_name(found):
 
 
 def test_ratios_of_pairs_and_of_medians():
-    # The second pair was measured while the machine was half as fast: no matter for the pairs.
+    # The second pair was measured while the machine was half as fast, which does not change its
+    # ratio.
     assert report.paired_ratio([3.0, 6.0, 3.0], [2.0, 4.0, 1.0]) == {
         "min": 1.5,
         "median": 1.5,
@@ -241,7 +242,7 @@ def test_steps_of_a_log_are_checked_against_clock_and_kernel():
         (line(9, 9), 10.0, (1000, 500)),
         (line(1.0, 90), 11.0, (1100, 600)),
         (line(1.5, 90), 13.0, (1200, 690)),
-        (line(1.0, 90), 14.0, (9999, 9999)),  # with a digest
+        (line(1.0, 90), 14.0, (9999, 9999)),  # a contestant with a digest
     ]
     checked = step.checks(seen, 2)
     assert checked == {"seconds": 2.5 / 3, "read": 180 / 200, "written": 180 / 190}
@@ -265,7 +266,7 @@ def test_huge_pages_are_reserved_and_given_back(tmp_path):
         assert setting.file.read_text() == "100"
     assert setting.file.read_text() == "10"
     with disk.huge_pages(5, setting.file, setting.free):
-        assert setting.file.read_text() == "10"  # enough were free
+        assert setting.file.read_text() == "10"  # enough pages were free
     with pytest.raises(ZeroDivisionError), disk.huge_pages(100, setting.file, setting.free):
         raise ZeroDivisionError
     assert setting.file.read_text() == "10"
@@ -282,7 +283,7 @@ def test_too_few_huge_pages_are_a_word_and_given_back(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_huge_pages_are_given_back_when_stopped(tmp_path, number):
     setting = FakeSetting(tmp_path, 10, 1000)
-    # The runner's own main with a part that reserves and then waits.
+    # Runs the runner's own main with a part that reserves pages and then waits.
     program = f"""
 import pathlib, sys, time, types
 sys.path.insert(0, {str(ROOT / "bench")!r})
@@ -309,7 +310,7 @@ sys.exit(run.main(["--part", "adam", "--work", {str(tmp_path)!r}, "--out", {str(
 def test_adam(tmp_path):
     found, output = bench(tmp_path, "adam", "--elements", "600000", "--repeats", "5")
     results = by_name(found)
-    assert results["adam_step"]["parameters"]["threads"] == 2  # the last of that name
+    assert results["adam_step"]["parameters"]["threads"] == 2  # the last line of that name
     assert results["optimizer_artesian"]["bytes"] == 524288 * 28  # two slices
     assert len(results["optimizer_torch"]["seconds"]["all"]) == 5
     assert [ratio["aim"] for ratio in found["ratios"]] == [0.95] * 4
@@ -352,7 +353,7 @@ def test_step_of_a_tiny_model_trains_the_same(tmp_path):
                           "1", "--contestants", "artesian_fp32,torch_fp32,artesian_muon_fp32,"
                           "torch_muon_fp32")  # fmt: skip
     muon = [by_name(found)[f"step_{who}_muon_fp32"]["losses"] for who in ("artesian", "torch")]
-    assert muon[0] == pytest.approx(muon[1], rel=1e-3)  # their iterations are in bf16
+    assert muon[0] == pytest.approx(muon[1], rel=1e-3)  # Newton-Schulz iterates in bf16
     ours, torch = (by_name(found)[f"step_{who}"] for who in ["artesian_fp32", "torch_fp32"])
     assert abs(muon[0][-1] - ours["losses"][-1]) > 0.01
     assert ours["losses"] == pytest.approx(torch["losses"], rel=1e-5)
@@ -377,10 +378,10 @@ def test_every_rung_of_the_ladder_trains_the_same(tmp_path):
     assert [result["parameters"]["rung"] for result in results] == [
         words for words, _, _ in ladder.rungs("tiny")
     ]
-    assert found["notes"] == []  # one digest
+    assert found["notes"] == []  # all digests are equal
     assert all(len(result["digest"]) == 32 and result["bytes_read"] > 0 for result in results)
     assert all(len(result["seconds"]["all"]) == 4 for result in results)
-    assert results[0]["bytes_written"] > results[2]["bytes_written"]  # the gradients
+    assert results[0]["bytes_written"] > results[2]["bytes_written"]  # gradients are written, too
     assert found["ratios"][0]["median"] == 1.0
     assert "| micro-batches layer by layer |" in output
 
@@ -392,7 +393,7 @@ def test_checkpoints_are_measured_beside_the_disk_and_write_what_is_planned(tmp_
     saves = [result for result in found["results"] if result["name"] == "checkpoint"]
     loads = [result for result in found["results"] if result["name"] == "load"]
     assert [result["parameters"]["variant"] for result in saves] == ["read", "copied"] * 2
-    assert found["notes"] == []  # as many bytes as planned
+    assert found["notes"] == []  # the run moves as many bytes as planned
     assert all(result["bytes"] == saves[0]["bytes"] > 0 for result in saves + loads)
     assert all(len(result["seconds"]["all"]) == 2 for result in saves + loads)
     aims = [ratio["aim"] for ratio in found["ratios"]]
@@ -460,8 +461,8 @@ def test_a_bound_is_the_longer_of_memory_and_disk(tmp_path, monkeypatch):
     options = run.parse(["--bound-rounds", "2"])
     made = report.Report("bound", tmp_path)
     row = bound.one_case(made, options, "model", "tokens", (1, 128, bound.CLIPPED), "file")
-    assert shares == [0.75, 0.75]  # of the bytes, read
-    assert paces == [(3e9 / 5.0, 1e9 / 5.0)] * 2  # in the step's seconds
+    assert shares == [0.75, 0.75]  # shares of the bytes read
+    assert paces == [(3e9 / 5.0, 1e9 / 5.0)] * 2  # bytes over the step's seconds
     assert made.results[0]["beside"]["median"] == 3.0
     assert made.ratios[0]["median"] == 5.0 / 4.0  # 4 GB at 1 GB/s, longer than 3 s
     seconds[False] = [5.0]
@@ -551,7 +552,8 @@ def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
     assert plan.chosen(run.parse([]), todo) == todo
     options = run.parse(["--plan-cases", "bf16, the demo"])
     assert plan.chosen(options, todo) == [todo[0], todo[2]]
-    assert plan.estimate(options) == "about 3 minutes"  # two of ten, twice, and a minute of tune
+    # two of ten parts, two runs each, and a minute of tune
+    assert plan.estimate(options) == "about 3 minutes"
     with pytest.raises(step.Failed, match='got "fp8", allowed the demo, fp32, '):
         plan.chosen(run.parse(["--plan-cases", "the demo,fp8"]), todo)
 
@@ -587,7 +589,7 @@ def test_two_ranks_are_measured_beside_one(tmp_path):
         "--ranks-steps", "2", "--warm-up", "1", "--without-deepspeed",
     )  # fmt: skip
     one, two = found["results"]
-    assert len(one["losses"]) == 2 and found["notes"] == []  # two ranks have the losses of one
+    assert len(one["losses"]) == 2 and found["notes"] == []  # two ranks have the losses of one rank
     assert max(one["wait_bus"]) == 0 < min(two["wait_bus"])
     (ratio,) = found["ratios"]
     expected = two["seconds"]["median"] / one["seconds"]["median"]

@@ -1,6 +1,6 @@
-"""Proves that nothing which a caller does to the parameters, gradients and modules of a model that
-an engine has is lost in silence: it acts as in plain PyTorch, or is an error that names what it was
-done to, from which the training goes on."""
+"""Proves that whatever a caller does to the parameters, gradients and modules of a model that an
+engine trains is never lost silently: it either acts as in plain PyTorch, or is an error that names
+the object and after which the training continues."""
 
 import copy
 import pickle
@@ -70,7 +70,7 @@ def test_changed_parameters_are_errors_with_their_name(change, when, threshold):
 
 def test_a_persistent_parameter_is_never_read_as_it_was_a_step_before():
     model, batch = stack()
-    model.temperature = nn.Linear(1, 1, bias=False)  # nobody calls it
+    model.temperature = nn.Linear(1, 1, bias=False)  # a module that nobody calls
     engine = start(model)
     for step in range(3):
         loss = engine(batch(step)) * model.temperature.weight.sum()
@@ -145,7 +145,7 @@ def test_parameters_that_come_late_are_errors_with_their_name(change):
     change(model)
     with pytest.raises(artesian.errors.InvalidError, match=r'"blocks.1.*came after the engine'):
         engine(batch(0))
-    model.requires_grad_(False)  # frozen, it is the caller's affair
+    model.requires_grad_(False)  # a frozen model is the caller's affair
     with torch.no_grad():
         engine(batch(0))
 
@@ -200,7 +200,7 @@ def test_gradients_that_the_caller_drops_are_dropped():
     both = model(batch(8)), model(batch(1))
     both[0].backward()
     model.zero_grad()
-    both[1].backward()  # no forward between
+    both[1].backward()  # no forward in between
     optimizer.step()
     model.zero_grad()
     model(batch(9)).backward()
@@ -272,7 +272,7 @@ def test_learning_rates_may_change_between_backward_and_step():
         for step in range(3):
             group = engine.optimizer.param_groups[0]
             if early:
-                group["lr"] = torch.tensor(0.01 * (step + 1))  # as a tensor, too
+                group["lr"] = torch.tensor(0.01 * (step + 1))  # the rate may also be a tensor
             loss = engine(batch(step))
             engine.backward(loss)
             if not early:
@@ -313,7 +313,7 @@ def test_losses_that_give_no_gradient():
     with pytest.raises(artesian.errors.InvalidError, match="number that depends on parameters"):
         engine.backward(torch.ones(()))
     engine.backward(engine(batch(0)) * float("nan"))
-    engine.step()  # is skipped
+    engine.step()  # this step is skipped
     assert (engine.skipped_steps, engine.optimizer.overflow) == (1, True)
     take_steps(engine, batch, 1)
     model, batch = stack()
@@ -350,7 +350,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_taken():
         model = nn.Sequential(nn.Linear(8, 8), make())
         with pytest.raises(artesian.Error, match=expected):
             start(model)
-        model[0](torch.ones(8))  # is as it was
+        model[0](torch.ones(8))  # the model is unchanged
     model, batch = stack()
     model.codes = nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
     model.register_buffer("narrow", torch.ones(2, dtype=torch.float16))

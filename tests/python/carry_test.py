@@ -1,5 +1,6 @@
-"""Proves dev/carry.sh: what it makes is small and all that CMake looks for, and it touches nobody
-else's folder. Downloads 2 MB from where apt-get has its lists from; skips without."""
+"""Proves dev/carry.sh: the folder that it makes is small and has all that CMake searches for, and
+other folders are untouched. Downloads 2 MB from the mirror that apt-get uses; skipped if there is
+none."""
 
 import os
 import pathlib
@@ -26,7 +27,8 @@ def carry(*arguments, folder=None, **environment):
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("carry") / "prefix"
-    done = carry(folder.name, folder=folder.parent)  # as the docs have it: beside where one is
+    # as the docs describe: beside an existing folder
+    done = carry(folder.name, folder=folder.parent)
     if "apt-get download failed" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -52,7 +54,7 @@ def test_is_small_and_names_what_it_holds(prefix):
 
 
 def test_cmake_finds_everything_in_it_alone(prefix, tmp_path):
-    """The system's own folders are not searched; whatever was found, was found in the prefix."""
+    """The system's own folders are not searched: whatever CMake finds, it finds in the prefix."""
     command = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", "-DARTESIAN_TORCH=OFF"]
     command += ["-DARTESIAN_CUDA=OFF", f"-DCMAKE_PREFIX_PATH={prefix}"]
     command += ["-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF"]

@@ -17,7 +17,7 @@ safetensors = pytest.importorskip("safetensors")
 TOOL = BUILD / "tests" / "checkpoint_save_tool"
 pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL} is not built")
 
-NUMPY_TYPES = {"F32": "<u4", "BF16": "<u2", "I16": "<u2", "U8": "u1"}  # as patterns
+NUMPY_TYPES = {"F32": "<u4", "BF16": "<u2", "I16": "<u2", "U8": "u1"}  # as bit patterns
 
 
 def save(folder, form):
@@ -30,7 +30,7 @@ def save(folder, form):
 
 
 def mapped(path):
-    """Tensors of a safetensors file as patterns, by a reader of ten lines."""
+    """Returns the tensors of a safetensors file as bit patterns, by a reader of ten lines."""
     (length,) = struct.unpack("<Q", path.read_bytes()[:8])
     header = json.loads(path.read_bytes()[8 : 8 + length])
     header.pop("__metadata__")
@@ -83,7 +83,8 @@ def test_safetensors_reads_it(tmp_path, form):
         else:
             high = opened.get_tensor("fp32_high/h.1.w")
             assert high.dtype == torch.bfloat16
-    assert {name for name in names if name.startswith("~")}  # padding is tensors, not holes
+    # padding is stored as tensors, so the file has no holes
+    assert {name for name in names if name.startswith("~")}
 
 
 def test_the_manifest_is_json(tmp_path):

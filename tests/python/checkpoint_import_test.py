@@ -37,7 +37,7 @@ def tensor_of(checkpoint, index, array):
 
 
 def state_of(directory):
-    """By array and name, of the parameters that are trained."""
+    """Returns the state of trained parameters, by array and name."""
     checkpoint = zero_to_fp32.Checkpoint(directory)
     return {
         f"{array}/{parameter.name}": tensor_of(checkpoint, index, array).reshape(parameter.shape)
@@ -126,7 +126,8 @@ def test_a_missing_file_is_named(recorded, tmp_path, capsys):
             path.rename(aside)
             code = imported(folder, tmp_path / "out")
             error = capsys.readouterr().err
-            optional = path.name.startswith("exp_avg")  # of what never had a gradient
+            # arrays of parameters that never had a gradient
+            optional = path.name.startswith("exp_avg")
             other_rank = name.startswith("universal") and "rank_1" in path.name
             if code != 0:
                 assert str(folder) in error
@@ -137,7 +138,7 @@ def test_a_missing_file_is_named(recorded, tmp_path, capsys):
 
 
 def rewritten(path, change):
-    """Loads a file with torch, lets `change` have what is in it, and saves that."""
+    """Loads a file with torch, lets `change` modify the contents, and saves the result."""
     torch = pytest.importorskip("torch")
     content = torch.load(path, weights_only=False)
     change(content)
@@ -159,7 +160,7 @@ class Gadget:
 
 
 def without_deepspeed(path):
-    """The recorded file, whose classes of DeepSpeed nobody needs: plain values in their place."""
+    """Replaces classes of DeepSpeed in the recorded file by plain values."""
     import torch
 
     class Plain(pickle.Unpickler):
@@ -179,7 +180,7 @@ def test_no_code_of_a_file_runs(recorded, tmp_path):
     assert imported(source, tmp_path / "out") == 0
     assert not marker.exists()
     expect_same(state_of(tmp_path / "out"), np.load(recorded / "z2-fp32-2/save.npz"))
-    pickle.loads(pickle.dumps(gadget))  # it is one
+    pickle.loads(pickle.dumps(gadget))  # proves that the gadget does run code when unpickled
     assert marker.exists()
 
 
@@ -267,7 +268,7 @@ def test_large_parameters_take_many_blocks(tmp_path):
         checkpoint.files[0].verify(block)
 
 
-# torch.distributed.checkpoint.
+# Checkpoints of torch.distributed.checkpoint
 
 STATE = "optim.state.w."
 
@@ -417,7 +418,7 @@ def test_dcp_is_not_believed(dcp_folder, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", [("bare",), ("model.w", f"{STATE}exp_avg", f"{STATE}exp_avg_sq")])
 def test_dcp_claims_no_more_than_its_files_have(tmp_path, names):
-    """Chunks and a shape that agree on 2^60 elements: refused while little memory is used."""
+    """Chunks and a shape that claim 2^60 elements: refused without using much memory."""
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
 
@@ -445,7 +446,7 @@ def test_dcp_claims_no_more_than_its_files_have(tmp_path, names):
     assert not (tmp_path / "out").exists()
 
 
-# Universal, as far as it goes without DeepSpeed.
+# Universal checkpoints, as far as they can be tested without DeepSpeed
 
 
 def test_the_universal_export_has_what_deepspeed_opens(tmp_path):
@@ -472,7 +473,8 @@ def test_the_universal_export_has_what_deepspeed_opens(tmp_path):
     assert export_universal.main(arguments) == 0
     step = torch.load(tmp_path / "torch/global_step7/zero/w/step.pt", weights_only=True)
     assert torch.equal(step, torch.tensor(7.0))
-    assert imported(tmp_path / "out", tmp_path / "again") == 0  # and back, as any universal one
+    # an exported checkpoint is imported like any universal one
+    assert imported(tmp_path / "out", tmp_path / "again") == 0
     truth = {"fp32/w": made_up.master, "exp_avg/w": made_up.exp_avg}
     truth = truth | {"exp_avg_sq/w": made_up.exp_avg_sq}
     shape = (4, made_up.numel // 4)

@@ -1,6 +1,6 @@
-"""Proves that what leaves a checkpoint of `artesian train` has the names of transformers: strict
-loading of zero_to_fp32's weights, of a DCP export and of a universal checkpoint's; and that a
-checkpoint with these names is gone on from, to the same bits."""
+"""Proves that exports of an `artesian train` checkpoint have the names of transformers:
+zero_to_fp32's weights, a DCP export and a universal checkpoint load strictly; and that a training
+resumes from a checkpoint with these names to the same bits."""
 
 import json
 import os

@@ -113,7 +113,7 @@ def test_sizes_that_are_not_there_take_no_memory():
         for data in huge:
             with pytest.raises(Damaged):
                 run(data)
-        # The memo has no size: an index is a name.
+        # The memo has no size limit: an index is only a key.
         assert run(b"N" + b"r" + struct.pack("<I", 0xFFFFFFFF) + b".") is None
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -182,7 +182,7 @@ def test_reads_what_torch_saves(tmp_path):
     state = load_torch_file(tmp_path / "b.pt")
     for name, tensor in model.state_dict().items():
         expect_equal(state[name], tensor)
-    torch.save(model, tmp_path / "c.pt")  # a whole module: an inert record
+    torch.save(model, tmp_path / "c.pt")  # a whole module becomes an inert record
     assert isinstance(load_torch_file(tmp_path / "c.pt"), Record)
 
 
@@ -281,7 +281,7 @@ def test_entries_are_stored_once_and_apart():
     big_endian = archive(good).replace(b"little", b"bigbig")
     with pytest.raises(Damaged, match="big endian"):
         load(big_endian)
-    # The second storage's entry in the directory is pointed at the first one's bytes.
+    # The directory entry of the second storage points at the first one's bytes.
     data = bytearray(archive(good, extra=[("a/data/1", bytes(40))]))
     directory = data.rfind(b"PK\x01\x02")
     first = data.find(b"PK\x03\x04", 1)

@@ -86,7 +86,7 @@ def test_what_torch_saves_is_what_is_read():
     assert part.flat(1, 1).view("<f4").tolist() == [3]
     assert saved(torch.zeros(0, 3)).array().shape == (0, 3)
     one = saved(torch.ones(1, 3).expand(4, 3)[:1])
-    assert one.is_contiguous()  # an extent of one has any stride
+    assert one.is_contiguous()  # a dimension of extent 1 may have any stride
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64", "int32"])
@@ -202,7 +202,7 @@ def test_where_a_checkpoint_of_deepspeeds_lies(tmp_path):
     find = deepspeed_files.find_checkpoint
     (tmp_path / "step1").mkdir()
     (tmp_path / "step2").mkdir()
-    assert find(tmp_path, None) == tmp_path  # itself
+    assert find(tmp_path, None) == tmp_path  # the folder itself is a checkpoint
     (tmp_path / "latest_universal").write_text("step2\n")
     assert find(tmp_path, None) == tmp_path / "step2"
     (tmp_path / "latest").write_text("step1")
@@ -352,7 +352,8 @@ def test_a_checkpoint_that_is_written_says_what_it_is(tmp_path):
     assert read.master(0, 3, 2).tolist() == [3, 4] and read.master(1, 0, 2).tolist() == [0, 0]
     assert read.buffer(manifest.buffers[0]).tolist() == list(range(8))
     assert [each.offset % 64 for each in manifest.buffers] == [0, 0]
-    assert read.read_array(0, "exp_avg", 0, 5).view("<f4").tolist() == [0.0] * 5  # none was given
+    # this array was not given
+    assert read.read_array(0, "exp_avg", 0, 5).view("<f4").tolist() == [0.0] * 5
 
 
 def test_a_checkpoint_that_cannot_be_is_refused(tmp_path):
@@ -370,7 +371,7 @@ def test_a_checkpoint_that_cannot_be_is_refused(tmp_path):
         vars(state).update(change)
         assert "numbers of steps contradict" in refused(state)
     state = saved_state()
-    state.overflow_last = 5  # the last one may be the one before
+    state.overflow_last = 5  # the last overflow may be in the step before
     writer.write_checkpoint(tmp_path, "tag", state, "")
     with open(tmp_path / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -381,7 +382,7 @@ def test_a_checkpoint_that_cannot_be_is_refused(tmp_path):
 
 
 def test_tensors_lie_in_a_file_one_behind_the_other(tmp_path):
-    """An export's spool, of sizes that no page divides."""
+    """The spool of an export, with tensor sizes that are no multiples of a page."""
     checkpoint = zero_to_fp32.Checkpoint(MadeUp().write(tmp_path))
     spool = exports.Spool(tmp_path)
     arrays = [(0, "fp32"), (1, "fp32"), (0, "exp_avg"), (0, "exp_avg_sq")]
@@ -391,7 +392,8 @@ def test_tensors_lie_in_a_file_one_behind_the_other(tmp_path):
         assert ours.shape == whole.shape and torch.equal(ours, whole)
         assert not torch.equal(ours, torch.zeros_like(ours))
     assert spool.file.seek(0, 2) % 4096 == 0
-    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []  # has no name
+    # the spool has no name
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
 
 
 def test_a_universal_export_has_every_key(tmp_path):
@@ -427,7 +429,7 @@ def test_padding_is_numbered(tmp_path):
 
 
 class Plain:
-    """Of a class that a reader does not know."""
+    """A class that a reader does not know."""
 
     def __init__(self):
         self.x = 3

@@ -30,12 +30,12 @@ def run(*arguments, **options):
 
 
 def run_here(*arguments):
-    """In this process: much quicker than a new one."""
+    """Runs the program in this process, which is much quicker than starting a new one."""
     return zero_to_fp32.main([str(argument) for argument in arguments])
 
 
 def tensors_of(path):
-    """By name, of a safetensors file, read by nothing of ours."""
+    """Returns the tensors of a safetensors file by name, without using any code of Artesian."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -104,7 +104,7 @@ def test_checksums_are_those_of_xxh3():
 def test_reads_what_the_engine_writes(tmp_path, form):
     unpack("artesian", tmp_path)
     checkpoint = zero_to_fp32.Checkpoint(tmp_path / form)
-    if form == "split":  # one parameter lies in both ranks' files
+    if form == "split":  # one parameter is stored in both ranks' files
         rows = [rows for arrays in checkpoint.manifest.arrays for _, rows in arrays.values()]
         assert any(len(each) == 2 for each in rows)
     read = [
@@ -164,7 +164,7 @@ def test_shards_have_an_index(tmp_path):
 
 
 def test_a_folder_with_another_models_weights_is_refused(tmp_path, capsys):
-    """Loaders take model.safetensors before an index, and shards of an older count by theirs."""
+    """Loaders prefer model.safetensors to an index, and follow the names of older shards."""
     MadeUp().write(tmp_path)
     whole, shards = ("--safe_serialization",), ("--safe_serialization", "--max_shard_size", "17KB")
     for number, (first, then) in enumerate([(whole, shards), (shards, whole), ((), whole)]):
@@ -217,7 +217,7 @@ def test_each_damaged_byte_is_told_by_file(tmp_path, capsys):
             (folder / name).write_bytes(broken)
             code = run_here(tmp_path / "good", tmp_path / "out", "--safe_serialization")
             error = capsys.readouterr().err
-            if code == 0:  # first moments: they are not used
+            if code == 0:  # first moments are not used, so the damage is not noticed
                 assert name != "manifest.json"
                 expect(tensors_of(tmp_path / "out/model.safetensors"), made_up)
                 continue

@@ -48,7 +48,7 @@ def reference_accepts(file):
 
 
 def repeats_a_name(header):
-    """Where we are stricter on purpose: a tensor's name twice."""
+    """Our reader is stricter on purpose if a tensor's name occurs twice."""
     repeated = []
 
     def collect(pairs):
@@ -103,7 +103,7 @@ def test_mutated_files_are_judged_as_the_reference_does(tmp_path):
     for index in range(1000):
         headers.append(mutate(header, source))
         written = struct.pack("<Q", len(headers[-1])) + headers[-1] + data
-        if source.random() < 0.1:  # also the length, the data's length
+        if source.random() < 0.1:  # also damages the header's length or the data's length
             written = source.choice(
                 [
                     written[:-1],
@@ -158,7 +158,7 @@ def rewrite(source, target, dtype="fp32", shard_size_max=5_000_000_000, seed=Non
 
 @pytest.fixture
 def hugging_face_model(tmp_path):
-    """A model as transformers saves it, and its folder."""
+    """Returns a model as transformers saves it, and its folder."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)

@@ -1,6 +1,6 @@
 """Proves that every command and every block of code in README.md and in the users' pages of docs/
-works as it is written: it is run, with a small model, folder and config in place of the page's
-names and fewer steps; or it is named below with the reason why not, and the file that runs it."""
+works as written: it is run with a small model, folder and config in place of the page's names, and
+with fewer steps; or it is listed below with the reason why not and the file that runs it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ COMMAND = re.compile(
 )
 OURS = re.compile(r"artesian |build/bin/|(dev/setup\.sh |PYTHONPATH=python )python3 -m artesian")
 
-# Commands that are not run here, by what they begin with: why not, and what runs them.
+# Commands that are not run here, by their first words: the reason, and the file that runs them.
 LEFT_OUT = {
     "make wheel": ("builds for minutes", "dev/wheel.sh"),
     "make build": ("builds for minutes", ".ci/run"),
@@ -45,7 +45,8 @@ LEFT_OUT = {
     "deepspeed train.py": ("needs the wheel", "tests/python/deepspeed_command_test.py"),
     "python -m artesian.run": ("starts Trainer", "tests/python/deepspeed_name_test.py"),
 }
-# What a page says for the reader's own, and what that is here: the first that fits a word.
+# What a page writes in place of the reader's own names, and its replacement here; the first that
+# matches a word applies.
 IN_PLACE = [
     (r"\[--json FILE\]|\[--verify\]|\[--json -\]", ""),
     (r"\[(--[\w-]+) ([^\]|]+)(\|[^\]]*)?\]", r"\1 \2"),  # an optional flag is given
@@ -70,7 +71,7 @@ IN_PLACE = [
 
 
 def blocks_of(page):
-    """Pairs of a language and a text: what is fenced, and what is set in by four blanks."""
+    """Returns (language, text) of each fenced block and each block indented by four spaces."""
     text = page.read_text()
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
         yield language, block
@@ -80,7 +81,8 @@ def blocks_of(page):
 
 
 def commands_of(page):
-    """Without comments, and what stands two or more columns to the right."""
+    """Returns the commands of a block without comments and remarks, which stand two or more columns
+    to the right."""
     for language, block in blocks_of(page):
         if language not in ("", "sh", "bash"):
             continue
@@ -141,7 +143,7 @@ def test_a_command_of_a_page_runs(page, command, place):
     done = subprocess.run(run, shell=True, cwd=place.folder, env=environment, timeout=300,
                           capture_output=True, text=True)  # fmt: skip
     if "--params 70e9" in command or "--params 8.03e9" in command:
-        # Whether so large a model fits is for its page to say, and needs its config.
+        # A model as large as the page's needs the page's config, so a refusal for size is accepted.
         assert done.returncode == 0 or "The model has " in done.stderr, done.stderr
     else:
         assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
@@ -152,7 +154,7 @@ def test_what_is_not_run_says_why_and_where_it_is():
     others = [each for (_, each), why in ALL.items() if not why and not OURS.match(each)]
     assert not others, "run these, or name them in LEFT_OUT"
     used = {start for start in LEFT_OUT for _, command in ALL if command.startswith(start)}
-    assert used == set(LEFT_OUT)  # nothing is excused that no page says any more
+    assert used == set(LEFT_OUT)  # every entry of LEFT_OUT still occurs on a page
     for why, where in LEFT_OUT.values():
         assert why and (ROOT / where).exists(), where
 
@@ -205,8 +207,8 @@ HEADERS = "\n".join(
 
 @pytest.mark.parametrize("block", code("cpp"))
 def test_names_of_a_block_of_cpp_are_declared(block):
-    """It is not compiled: examples/own_trainer and examples/tiering_only are, with these calls, by
-    dev/check_install.sh."""
+    """Blocks of C++ are not compiled here: dev/check_install.sh compiles examples/own_trainer and
+    examples/tiering_only, which make these calls."""
     text = re.sub(r"//.*", "", block)
     names = set(re.findall(r"(?:zero3|tiering|aio|pinned)::(\w+)", text))
     names |= set(re.findall(r"(?:engine|reader|store)(?:->|\.)(\w+)\(", text))

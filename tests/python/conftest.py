@@ -8,27 +8,28 @@ import tempfile
 import pytest
 from build_folder import BUILD
 
-# What is tested in this process trains on the CPU, which must be said where there are GPUs.
+# Tests in this process train on the CPU; a machine's GPUs are hidden for that.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# The package with its compiled part, where that was built, before the sources alone.
+# The package with its compiled part, if that was built, precedes the sources alone.
 sys.path.insert(0, str(BUILD / "python"))
 
-# A runner in the background of a script leaves SIGINT ignored, which programs under test would
-# inherit; one with a handler of its own hands on the default.
+# A script that runs pytest in the background leaves SIGINT ignored, which programs under test would
+# inherit; the default is restored here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup leaves that
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 
-# Machine profiles of whoever runs the tests would change what programs under test choose and say.
-# It is set before tests are imported, which copy the environment, and removed at the end.
+# Machine profiles of the user who runs the tests would change what programs under test choose and
+# print. The variable is set before tests are imported, since they copy the environment; the folder
+# is removed at the end.
 no_profiles = tempfile.TemporaryDirectory(prefix="artesian-cache-")
 os.environ["XDG_CACHE_HOME"] = no_profiles.name
 
 
 @pytest.fixture
 def two_threads():
-    """LibTorch computes with two threads: bits are compared."""
-    import torch  # few tests need it, and it takes seconds
+    """Makes LibTorch compute with two threads, since tests compare bits."""
+    import torch  # imported here as few tests need torch, and it takes seconds
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -62,7 +62,7 @@ def train(folder, where, device, steps=4):
 
 
 def gpus():
-    """Number of GPUs that the driver shows."""
+    """Returns the number of GPUs that the driver shows."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except FileNotFoundError:

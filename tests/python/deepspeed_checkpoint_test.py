@@ -1,6 +1,6 @@
 """Proves, with DeepSpeed itself, that its checkpoints of ZeRO-1, 2 and 3 are imported with the bits
 that its own functions report, and that it loads our universal export of them with those bits again,
-into a model with other weights, and goes on with the losses of the run that was not interrupted.
+into a model with other weights, and continues with the losses of the uninterrupted run.
 
 Needs an interpreter with DeepSpeed: ARTESIAN_DEEPSPEED_PYTHON, or the environment that `make bench`
 makes (bench/deepspeed_setup.py). Skipped without one; checkpoint_import_test.py has recorded files.
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def deepspeed(action, ranks, **options):
-    """Runs the worker in so many processes; what rank 0 saw."""
+    """Runs the worker in `ranks` processes; returns what rank 0 reported."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     common = os.environ | {

@@ -20,8 +20,8 @@ from artesian import launcher
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A virtual environment's folder, with what `pip install dist/*.whl` leaves there; the package
-    itself and its dependencies are those of the tests."""
+    """A virtual environment's folder after `pip install dist/*.whl`; the package itself and its
+    dependencies are those of the tests."""
     folder = tmp_path_factory.mktemp("environment")
     dist = subprocess.run(
         [sys.executable, ROOT / "dev" / "deepspeed_wheel.py", folder / "dist"],
@@ -41,7 +41,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Runs a program of the environment, without a word of ours among the variables."""
+    """Runs a program of the environment without any variable of ours."""
 
     def start(program, *words, code=0, **variables):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("ARTESIAN", "PYTHON"))}
@@ -80,7 +80,7 @@ def test_a_script_is_started_as_deepspeed_starts_it(run, tmp_path):
     assert json.loads(done.stdout)[0] == ["0"]
     assert done.stderr == "deepspeed: note: --save_pid: no effect\n"
     assert run("deepspeed", "--no_python", "--no_local_rank", "echo", "--x").stdout == "--x\n"
-    variables = json.loads(run("python", "script.py", "0").stdout)[1]  # without the command, too
+    variables = json.loads(run("python", "script.py", "0").stdout)[1]  # also without the command
     assert variables["RANK"] is None
     words = ["--num_gpus=2", "--master_port", str(free_port()), "script.py", "a b", "0"]
     two = run("deepspeed", *words)
@@ -187,7 +187,7 @@ def test_one_process_is_started(words, tmp_path, monkeypatch):
 def test_several_processes_are_started(words, processes, tmp_path, monkeypatch):
     (tmp_path / "four").write_text("localhost slots=4\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RANK", "7")  # of somebody else's
+    monkeypatch.setenv("RANK", "7")  # variables of somebody else's job
     started = []
 
     def start(*arguments):

@@ -1,6 +1,6 @@
-"""Proves that `import deepspeed` is answered when it is asked for, and not otherwise; before an
-installed DeepSpeed; in child processes; that asking whether it is installed loads nothing; and that
-what cannot be served is an error with a sentence."""
+"""Proves that `import deepspeed` gives Artesian if that is asked for, and only then; that Artesian
+precedes an installed DeepSpeed, also in child processes; that asking whether DeepSpeed is installed
+loads nothing; and that a name that cannot be served is an error with a sentence."""
 
 import hf
 import pytest
@@ -12,7 +12,7 @@ raise AssertionError("an installed DeepSpeed was imported")
 
 @pytest.fixture
 def folder(tmp_path):
-    """With a DeepSpeed that is installed."""
+    """A folder with an installed DeepSpeed."""
     installed = tmp_path / "start" / "deepspeed"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text(FAKE)
@@ -93,7 +93,8 @@ except ModuleNotFoundError:
     pass
 """
 
-# The top of DeepSpeed's tests/unit/simple_model.py, and of scripts that never use it.
+# The first lines of DeepSpeed's tests/unit/simple_model.py, which scripts that never use DeepSpeed
+# have as well.
 TOP_OF_A_FILE = """
 from deepspeed.moe.layer import MoE
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec

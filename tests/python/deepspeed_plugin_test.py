@@ -5,7 +5,7 @@ what only DeepSpeed's classes have, are told apart from failures."""
 
 import hf
 
-# What DeepSpeed's tests/unit/common.py and conftest.py have of it.
+# The parts of DeepSpeed's tests/unit/common.py and conftest.py that the plugin relies on.
 COMMON = """
 import deepspeed.comm as dist
 

@@ -16,7 +16,7 @@ import deepspeed  # isort: skip
 
 HERE = pathlib.Path(__file__).parent
 
-# Module-level names that are served.
+# Names of modules that are served.
 NAMES = """
 deepspeed: initialize init_distributed DeepSpeedEngine add_config_arguments __version__ version
     get_accelerator OnDevice DeepSpeedConfig DeepSpeedOptimizer ZeROOptimizer log_dist
@@ -68,7 +68,7 @@ utils.zero_to_fp32: get_optim_files get_model_state_file get_model_state_files
 git_version_info: version
 """
 
-# Names that are imported, and refused where they are used: a word of the reason.
+# Names that can be imported and are refused when used: name -> a word of the reason.
 REFUSED = {
     "moe.layer.MoE": "expert layers",
     "pipe.PipelineModule": "pipeline parallelism",
@@ -111,7 +111,7 @@ manual_seed manual_seed_all get_rng_state set_rng_state synchronize supported_dt
 memory_allocated set_device pin_memory Event _name current_device_name communication_backend_name
 """
 
-# What is done with it, and the test that shows what comes of it.
+# name -> what is done with it, and the test that shows the effect.
 BEHAVIOUR = {
     "stages 0 to 2: state_dict()": "stages_test::test_what_is_written_becomes_the_masters",
     "stages 0 to 2: reading a parameter between steps": (
@@ -244,7 +244,7 @@ def test_what_programs_ask_of_an_optimizer(parts):
 
 @pytest.mark.parametrize("precision, place", [("fp32", 2), ("fp16", 3), ("bf16", "nvme")])
 def test_gradients_are_replaced_between_backward_and_step(precision, place, tmp_path):
-    """As by loops that clip or filter each parameter's gradient by themselves."""
+    """As in loops that clip or filter each parameter's gradient themselves."""
     utils = deepspeed.utils
     model, batch = stack()
     config = config_for(tmp_path if place == "nvme" else None)
@@ -254,7 +254,7 @@ def test_gradients_are_replaced_between_backward_and_step(precision, place, tmp_
         config[precision] = {"enabled": True} | ({"loss_scale": 64} if precision == "fp16" else {})
         config["artesian"]["compute_dtype"] = "fp32"
     engine, _, _, _ = deepspeed.initialize(model=model, config=config)
-    for step in range(3):  # the last ones' updates begin under backward
+    for step in range(3):  # updates of the last units begin under backward
         masters = [engine.full_parameter(p) for p in model.parameters()]
         with pytest.raises(artesian.Error, match="set between backward"):
             utils.safe_set_full_grad(model.scale, torch.zeros_like(masters[0]))
@@ -279,7 +279,7 @@ def test_gradients_are_replaced_between_backward_and_step(precision, place, tmp_
 
 
 def test_a_state_dict_has_names_and_shapes_where_nothing_is_gathered(parts, tmp_path):
-    """PEFT asks modules for their names; a save of what is not there must not pass for one."""
+    """PEFT asks modules for their names; a save without values must not pass for a complete one."""
     engine = parts[0]
     state = engine.module.state_dict()
     expected = stack()[0].state_dict()
@@ -390,7 +390,7 @@ def test_a_configs_schedule_is_of_deepspeeds_class(caplog):
     assert (schedule.min_lrs, schedule.max_lrs, schedule.warmup_type) == ([0.0], [0.5], "log")
     with pytest.raises(AttributeError, match="'WarmupLR' object has no attribute 'nonsense'"):
         schedule.nonsense
-    schedule.step(1)  # after the step of this number, as DeepSpeed counts
+    schedule.step(1)  # called after the step of this number, as DeepSpeed counts
     assert schedule.last_batch_iteration == 1
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.25)  # log 2 of log 4
     assert "warmup_type" not in schedule.state_dict()

@@ -17,7 +17,8 @@ VOCABULARY, WIDTH = 13, 6
 
 
 class Tiny(torch.nn.Module):
-    """A tied table, a frozen layer, a buffer, and sizes that no rank count divides."""
+    """A model with a tied table, a frozen layer, a buffer, and sizes that no number of ranks
+    divides."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +60,8 @@ def engine_of(options):
     torch.manual_seed(1)
     model = Tiny()
     torch.manual_seed(options.get("seed", 1))
-    if options.get("seed", 1) != 1:  # other weights, but for what a checkpoint does not restore
+    # other weights, except for those that a checkpoint does not restore
+    if options.get("seed", 1) != 1:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter)
@@ -114,7 +116,7 @@ def main():
     if int(os.environ["RANK"]) == 0:
         np.savez(out / f"{action}.npz", **arrays)
     sys.stdout.flush()
-    os._exit(0)  # threads of its communication sometimes abort at a common end
+    os._exit(0)  # threads of its communication sometimes abort when the process ends normally
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_everything_is_prepared_and_reused(tmp_path, package, monkeypatch):
     assert demo_data.gpt2_tokenizer().decode(list(tokens[:20])).startswith("Cruft is what")
 
     made = (folder / "tokens.bin").stat().st_mtime_ns
-    monkeypatch.setenv("PATH", "/nowhere")  # neither text nor package are asked for again
+    monkeypatch.setenv("PATH", "/nowhere")  # neither the text nor the package is asked for again
     assert demo_data.main([folder]) == 0
     assert (folder / "tokens.bin").stat().st_mtime_ns == made
 

@@ -59,7 +59,7 @@ def package_names():
     return sorted(names)
 
 
-# Each in a process of its own, since one that loads a module helps the next.
+# Each name is asked for in a new process, since a process that has loaded a module finds the next.
 ASK = """
 import os, sys, torch
 for name in sys.argv[1:]:

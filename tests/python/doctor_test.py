@@ -31,7 +31,7 @@ def doctor(*arguments, before=None, limits=None, **environment):
 
 
 def findings(*arguments, code=0, **settings):
-    """Name to finding; the last one of each name."""
+    """Returns the findings by name; the last one of each name."""
     done = doctor(*arguments, "--json", "-", **settings)
     assert done.returncode == code, done.stderr + done.stdout
     whole = json.loads(done.stdout)
@@ -89,7 +89,7 @@ def test_a_low_limit_of_locked_memory(tmp_path):
 
 @needs_root
 def test_the_fix_of_an_engine_is_that_of_what_refuses_it(tmp_path):
-    """Where less than a ring may be locked: not all kernels count rings."""
+    """If less than a ring may be locked: not all kernels count rings."""
     give(tmp_path)
     low = findings("--path", tmp_path, before=AS_NOBODY, limits=lockable(0))["io_uring"]
     if low["status"] != "ok":
@@ -100,7 +100,7 @@ def test_io_uring_that_a_container_refuses(tmp_path):
     assert findings("--path", tmp_path)["io_uring"]["status"] == "ok"
     refused = findings("--path", tmp_path, limits=refuse_io_uring)["io_uring"]
     assert refused["status"] == "warn" and "seccomp" in refused["value"] + refused["fix"]
-    engines = ["libaio", "the thread pool"]  # the second where this machine refuses both
+    engines = ["libaio", "the thread pool"]  # the second engine if this machine refuses both
     assert any(f"engine auto takes {engine} here" in refused["meaning"] for engine in engines)
 
 
@@ -133,7 +133,8 @@ def test_a_folder_in_memory_is_no_disk():
     assert found["file_system"]["status"] == "warn"
     assert found["file_system"]["value"] == "tmpfs at /dev/shm"
     assert "memory, not a disk" in found["file_system"]["meaning"]
-    assert not {"disk", "direct_io", "io_settings"} & set(found)  # one cause, one line
+    # one cause is reported in one line
+    assert not {"disk", "direct_io", "io_settings"} & set(found)
 
 
 def test_a_folder_that_cannot_be_made_is_a_failure(tmp_path):

@@ -21,7 +21,7 @@ from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 
 
 class Classifier(nn.Module):
-    """With BatchNorm, and with buffers that a state_dict() has, and has not."""
+    """A model with BatchNorm, with buffers that are in its state_dict() and others that are not."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def take_steps(engine, batch, first, last):
 
 
 def saved_at(name, folder, step, **more):
-    """An engine after so many steps, saved in the folder."""
+    """Returns an engine after `step` steps, saved in the folder."""
     engine, batch = start(name, **more)
     take_steps(engine, batch, 0, step)
     engine.save_checkpoint(folder)
@@ -125,10 +125,10 @@ def test_a_training_goes_on_to_the_same_bits(name, precision, tmp_path):
 def test_a_graph_from_before_is_not_asked_for_gradients(tmp_path):
     engine, batch = saved_at("llama", tmp_path, 2)
     digest = engine.digest()
-    forgotten = loss_of(engine, batch, 8)  # nobody asks it for gradients before the save
+    forgotten = loss_of(engine, batch, 8)  # no gradients of this pass are asked for before the save
     engine.save_checkpoint(tmp_path, tag="again")
     assert engine.digest() == digest
-    engine.backward(forgotten)  # its weights are still those
+    engine.backward(forgotten)  # the weights of the forgotten pass are still its own
     with pytest.raises(artesian.Error, match="checkpoints are of whole ones"):
         engine.save_checkpoint(tmp_path, tag="middle")
     engine.zero_grad()
@@ -210,7 +210,8 @@ def test_a_folder_may_be_removed_before_the_engine_ends(tmp_path):
     engine, batch = saved_at("gpt2", tmp_path / "saved", 1)
     engine.save_checkpoint(tmp_path / "saved", tag="again")
     engine.save_checkpoint(tmp_path / "saved", tag="again")
-    assert list((tmp_path / "saved").glob(".spare-*"))  # the former one's file, for the next save
+    # the file of the earlier save, kept for the next
+    assert list((tmp_path / "saved").glob(".spare-*"))
     shutil.rmtree(tmp_path / "saved")
     engine.save_checkpoint(tmp_path / "other")
     take_steps(engine, batch, 1, 2)
@@ -288,7 +289,7 @@ def test_a_client_state_comes_back(tmp_path):
 
 
 class Thing:
-    """Of a class that nobody else knows."""
+    """A class that nobody else knows."""
 
 
 def test_what_cannot_be_saved_or_loaded_is_an_error(tmp_path):

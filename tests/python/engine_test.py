@@ -21,7 +21,7 @@ from torch import nn
 
 
 def model_of(name="gpt2"):
-    """Without dropout, so that a loop may run it as often as it likes."""
+    """Returns a model without dropout, so that a loop may run it any number of times."""
     model, batch = small_models.make(name)
     return model.eval(), batch
 
@@ -82,10 +82,11 @@ def test_units_of_odd_trees():
     plan = artesian.units.make_plan(Odd())
     names = {unit.name: unit.parameters for unit in plan.units}
     assert names[""] == ["scale", "queries.0"]
-    # What is gathered while the model runs is counted with each unit below it.
+    # A unit that is gathered for a module counts with each module that it covers.
     assert names["blocks.1"] == ["blocks.1.weight", "blocks.1.bias", "scale", "queries.0"]
     assert names["mixed.1"][:2] == ["mixed.1.weight", "mixed.1.bias"]
-    assert "attention.out_proj.weight" in names["attention"]  # which it reads without calling it
+    # the parameter is read without calling its module
+    assert "attention.out_proj.weight" in names["attention"]
     assert "attention.out_proj" not in names
 
 
@@ -120,7 +121,7 @@ def test_a_bare_loop_has_the_bits_of_the_engines_own():
     for step in range(2):
         optimizer.zero_grad()
         loss = model(**batch(step)).loss
-        optimizer.zero_grad()  # where many loops have it
+        optimizer.zero_grad()  # the place where many loops have it
         loss.backward()
         optimizer.step()
     assert engine.digest() == digest_after(2)
@@ -220,14 +221,14 @@ def test_several_forwards_and_backwards_in_a_step():
     first, second = engine(**batch(0)).loss, engine(**batch(1)).loss
     engine.backward(first)
     engine.backward(second)
-    engine(**batch(2))  # a forward in vain
+    engine(**batch(2))  # a forward whose result is not used
     engine.step()
     (plain(**batch(0)).loss).backward()
     (plain(**batch(1)).loss).backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in plain.parameters()]))
     assert engine.get_global_grad_norm() == pytest.approx(norm.item(), rel=1e-5)
     assert engine._core.uses_alive > 0
-    del first, second  # the graph owns its uses
+    del first, second  # the graph keeps its uses alive
     assert engine._core.uses_alive == 0
 
 
@@ -259,7 +260,7 @@ def test_a_users_reentrant_checkpoint_is_a_training_pass():
         for step in range(2):
             x = torch.arange(16.0).view(2, 8) / 20 + step
             x.requires_grad_(True)
-            for layer in net.layers:  # no module above them is called
+            for layer in net.layers:  # calls layers without calling a module above them
                 if reentrant is None:
                     x = layer(x).tanh()
                 else:
@@ -289,7 +290,7 @@ def test_an_exception_in_forward_leaves_no_trace(how, thrown):
     with pytest.raises(thrown):
         (engine if how == "engine" else model)(**batch(9))
     handle.remove()
-    if thrown is KeyboardInterrupt:  # torch does not run hooks then: the pass broke off
+    if thrown is KeyboardInterrupt:  # torch then runs no hooks, as the pass broke off
         with pytest.raises(artesian.Error, match="the step is damaged"):
             (engine if how == "engine" else model)(**batch(9))
         engine.zero_grad()
@@ -300,7 +301,7 @@ def test_an_exception_in_forward_leaves_no_trace(how, thrown):
 
 def test_what_another_module_reads_comes_with_it_from_then_on(tmp_path):
     class Reader(nn.Module):
-        """Reads a parameter of a module below, which it does not call."""
+        """Reads a parameter of a child module that it does not call."""
 
         def __init__(self):
             super().__init__()
@@ -451,7 +452,7 @@ def test_a_released_parameter_is_an_error_with_its_name():
     train(engine, batch, 1)  # and training goes on
     expected = engine.full_parameter(weight)
     engine.destroy()
-    assert torch.equal(weight, expected)  # a plain tensor again
+    assert torch.equal(weight, expected)  # the weight is a plain tensor again
     with pytest.raises(artesian.Error, match="the engine is closed; create another one"):
         engine.digest()
 
@@ -471,7 +472,8 @@ def test_weights_are_taken_out_as_a_whole(place, tmp_path):
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     assert state["0.weight"] is state["2.weight"]
     names = [path.name for path in tmp_path.iterdir()]
-    assert not [name for name in names if name.startswith("artesian-export")]  # they have no name
+    # swap files have no name
+    assert not [name for name in names if name.startswith("artesian-export")]
     fewer = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
     assert set(expected) - set(fewer) == {"1.weight", "1.bias"}
     engine.save_16bit_model(tmp_path / "saved")
@@ -505,7 +507,7 @@ def test_gradients_cannot_be_clipped_in_silence():
 def test_a_parameter_that_is_changed_in_place_is_an_error():
     model, batch = model_of()
     engine = start(model)
-    scale = model.transformer.ln_f.weight  # it persists, so nothing refuses the access
+    scale = model.transformer.ln_f.weight  # this parameter persists, so nothing refuses the access
     with torch.no_grad():
         scale.clamp_(max=0.5)
     with pytest.raises(artesian.errors.InvalidError, match='"transformer.ln_f.weight" was changed'):
@@ -654,8 +656,7 @@ def test_the_log_goes_to_logging(caplog):
     assert any("compute_dtype" in record.message for record in caplog.records)
 
 
-# A thread is in Python's logging when the log is turned away from there, as the interpreter's end
-# does.
+# A thread is logging while the log's output is replaced, as happens when the interpreter ends.
 TURNED_AWAY = """
 import logging, threading, time
 from small_models import stack, start
@@ -699,7 +700,7 @@ def test_the_log_is_turned_away_while_a_thread_is_in_it(tmp_path):
 
 @pytest.mark.parametrize(("accumulation", "clipping"), [(1, 1e6), (2, 0.0)])
 def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping):
-    """Whatever the loop does between the backward that seems to be the last one and step()."""
+    """Covers whatever a loop may do between the backward that seems to be the last and step()."""
 
     def run(tries):
         model, batch = model_of("llama")
@@ -716,12 +717,12 @@ def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping)
                 loss = engine(**batch(step * accumulation + part)).loss
                 if step % 2 == 0:
                     engine.backward(loss)
-                else:  # a bare one, as plain PyTorch has it
+                else:  # a bare backward, as in plain PyTorch
                     (loss / accumulation).backward()
                 if part + 1 < accumulation:
                     engine.step()
             if not tries or step == 4:
-                engine.full_gradient(next(model.parameters()))  # nothing stays begun
+                engine.full_gradient(next(model.parameters()))  # no update is left begun
             if step == 5:
                 engine.optimizer.param_groups[0]["lr"] *= 0.5
             engine.step()
@@ -737,7 +738,7 @@ def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping)
 
 
 def test_the_loss_of_a_step_is_whole_whoever_divides_it():
-    """Trainer divides by the accumulation steps itself."""
+    """Trainer itself divides the loss by the accumulation steps."""
     told = []
     for divides in (False, True):
         model = torch.nn.Linear(4, 1)

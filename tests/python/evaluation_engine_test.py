@@ -28,7 +28,7 @@ def config_at(place, folder, dtype):
 
 
 def store_as(dtype, model):
-    """Parameters alone, and no buffers, as from_pretrained does."""
+    """Converts parameters alone, not buffers, as from_pretrained does."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
@@ -52,7 +52,7 @@ def test_logits_and_tokens_are_plain_pytorchs(place, dtype, tmp_path):
     ids = batch(1)["input_ids"]
     how = {"max_new_tokens": 4, "do_sample": False}
     assert torch.equal(engine.generate(ids, **how), plain.generate(ids, **how))
-    engine(**batch(0))  # a training pass that nobody asks for gradients of
+    engine(**batch(0))  # a training pass whose gradients nobody asks for
     if place == "nvme":
         size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         parameters = sum(p.numel() for p in model.parameters())
@@ -81,7 +81,7 @@ def test_other_ways_to_ask_for_one(tmp_path):
     assert engine.optimizer.state_dict() == {"state": {}, "param_groups": []}
     assert engine.optimizer.parameter_offload.module is model
     third, _ = small_models.make("llama")
-    found = shim.initialize(model=third, config=config)  # which names no optimizer
+    found = shim.initialize(model=third, config=config)  # the config names no optimizer
     assert found[1] is None and found[0].evaluates
     second.destroy()
     trained, optimizer, _, _ = artesian.initialize(model=other, config=config)
@@ -108,7 +108,7 @@ def test_a_token_reads_what_the_plan_says_of_a_model_that_no_tier_holds(rows, tm
     how = {"min_new_tokens": 6, "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(engine.generate(ids, **how), tokens)
     planned = engine.planned_pass()
-    assert size * 0.5 < planned < size * 0.95  # a layer at least is kept in the device tier
+    assert size * 0.5 < planned < size * 0.95  # the device tier keeps at least one layer
     largest = 2 * max(p.numel() for p in model.model.layers[0].parameters()) * 7
     before = engine.bytes_nvme_read
     engine.generate(ids, **how)
@@ -118,7 +118,7 @@ def test_a_token_reads_what_the_plan_says_of_a_model_that_no_tier_holds(rows, tm
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("place", PLACES)
 def test_its_parameters_can_be_written(place, dtype, tmp_path):
-    """As by loops whose reference follows the policy."""
+    """As in loops whose reference model follows the policy."""
     plain, batch = small_models.make("llama_tied")
     store_as(DTYPES[dtype], plain.eval())
     model, _ = small_models.make("llama_tied")
@@ -180,7 +180,7 @@ def log_likelihood(model, ids):
 
 
 def preference_losses(policy, reference, step):
-    """Of direct preference optimization, as TRL's trainer takes its steps."""
+    """Losses of direct preference optimization, computed as TRL's trainer does."""
     losses = []
     for index in range(4):
         chosen, rejected = small_models.ids(index), small_models.ids(index + 100)
@@ -194,7 +194,7 @@ def preference_losses(policy, reference, step):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_engines_prefer_as_plain_pytorch_does(stage, tmp_path):
-    """A policy that is trained, and what it is compared with, below one nvme_path."""
+    """A policy that is trained and its reference model share one nvme_path."""
     policy, _ = small_models.make("llama_tied")
     reference, _ = small_models.make("llama_tied")
     optimizer = torch.optim.AdamW(policy.eval().parameters(), lr=1e-3, weight_decay=0.0)

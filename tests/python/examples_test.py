@@ -35,7 +35,7 @@ def test_the_image_classifier(tmp_path):
         list(map(float, re.findall(r"(?:loss |: |, )([\d.]+)(?= MB|%|,)", line)))
         for line in done.stdout.splitlines()
     )
-    assert loss < 1.2  # of four figures, by chance 1.39
+    assert loss < 1.2  # guessing among four figures gives 1.39
     assert loaded == right > 25
     assert read > 0  # megabytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image-classifier.pt"]
@@ -43,7 +43,7 @@ def test_the_image_classifier(tmp_path):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """A folder as a hub has it, and a text."""
+    """A folder as downloaded from a hub, and a text."""
     folder = tmp_path_factory.mktemp("pretrained")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,7 +64,7 @@ def pretrained(tmp_path_factory):
 
 
 def finetuned(pretrained, folder, *words, learning_rate="0.01"):
-    """Runs the script; the losses of what is held out, before and after."""
+    """Runs the script; returns the losses on held-out data before and after."""
     words = ["--model", pretrained / "model", "--text", pretrained / "text.txt", *words]
     words += ["--length", "16", "--steps", "4", "--learning-rate", learning_rate]
     words += ["--deepspeed", hf.EXAMPLES / "ds_config.json"]
@@ -72,12 +72,12 @@ def finetuned(pretrained, folder, *words, learning_rate="0.01"):
     lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     told = {tuple(line.split()[1:3]): float(line.split()[3]) for line in lines}
     assert len(told) == len(lines) == 6
-    assert not (folder / "trainer-nvme").exists()  # nothing of the state
+    assert not (folder / "trainer-nvme").exists()  # no state is left on the disk
     return told["0:", "eval_loss"], told["4:", "eval_loss"]
 
 
 def loss_of(folder, pretrained):
-    """In plain PyTorch, of what the script holds out."""
+    """Returns the loss in plain PyTorch on what the script holds out."""
     spec = importlib.util.spec_from_file_location("finetune", hf.EXAMPLES / "finetune.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -44,7 +44,7 @@ def test_attention_is_given_what_a_fused_kernel_takes():
     mixed, sums, *state, seed, offset, _ = flash(query, key, value, 0.0, True, False)
     assert mixed.shape == query.shape and mixed.dtype == torch.bfloat16
     backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-    inputs = (query, query, key, value)  # the first as a gradient of the output
+    inputs = (query, query, key, value)  # the first stands for a gradient of the output
     gradients = backward(*inputs, mixed, sums, *state, 0.0, True, seed, offset)
     for gradient, one in zip(gradients, inputs[1:]):
         assert gradient.shape == one.shape and gradient.dtype == torch.bfloat16

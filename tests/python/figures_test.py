@@ -46,7 +46,7 @@ def test_what_a_report_reckons():
 
 
 class Axes:
-    """Of matplotlib, as far as a report draws: remembers what it is asked for."""
+    """A stand-in of matplotlib's Axes that records what a report draws."""
 
     def __init__(self):
         self.lines, self.stacks, self.label = [], [], None

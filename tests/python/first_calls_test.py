@@ -42,7 +42,7 @@ def test_calls_are_of_every_function_that_torch_gives_to_mkl():
 
 @pytest.mark.parametrize("program", COMPUTE)
 def test_programs_make_them_before_they_compute(program):
-    """Up to the first call of main(), by a first_calls that says so and ends the program."""
+    """Runs a program with a first_calls that reports its call and ends the program."""
     stand_in = "import sys, types\n"
     stand_in += "def end(): print('first'); sys.exit(0)\n"
     stand_in += "sys.modules['first_calls'] = types.SimpleNamespace(make_first_calls=end)\n"

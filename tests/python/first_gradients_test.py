@@ -24,7 +24,7 @@ pytestmark = gpt2.pytestmark
 
 LENGTH = gpt2.LENGTH
 EPSILON, RATE = 1e10, 1e25
-SHARE = 0.01  # of a tensor's elements; right rules need up to 0.0033
+SHARE = 0.01  # of a tensor's elements; right rounding rules need up to 0.0033
 FEW = 5  # and of a small tensor
 
 HALF = {"enabled": True, "loss_scale": 2.0**14}
@@ -61,7 +61,7 @@ def expected_gradients(case):
 
 
 def our_gradients(case, tmp_path):
-    """Of the first step, times the loss scale, by name."""
+    """Returns the first step's gradients times the loss scale, by name."""
     inputs, model, config = case
     flags = ["--save", tmp_path / "saved", "--save-dtype", "fp32"]
     done, lines = gpt2.artesian(inputs, tmp_path, config, *flags, model=model, steps=1)
@@ -74,15 +74,17 @@ def our_gradients(case, tmp_path):
 
 
 def differing(ours, expected):
-    """By name: the share of the elements with a gradient that differ, above FEW of them."""
+    """Returns by name the share of elements with a gradient that differ, if they are more than
+    FEW."""
     assert ours.keys() == expected.keys()
     shares = {}
     for name, value in expected.items():
         differs = ours[name] != value
-        if name.endswith("attn.c_attn.bias"):  # a key's has no gradient but what rounding leaves
+        if name.endswith("attn.c_attn.bias"):  # a key's bias has no gradient but rounding errors
             hidden = len(differs) // 3
             differs[hidden : 2 * hidden] = False
-        if name.endswith("k_proj.bias"):  # with rotary embedding nearly none: its terms cancel out,
+        # with rotary embedding it has nearly none: its terms cancel out,
+        if name.endswith("k_proj.bias"):
             continue  # so that their order decides more elements than the rules do
         shares[name] = max(int(differs.sum()) - FEW, 0) / int((value != 0).sum())
     return shares
@@ -93,7 +95,7 @@ def test_every_gradient_is_rounded_where_the_rules_say(case, tmp_path):
     dtype = dtype_of(case[2])
     ours = our_gradients(case, tmp_path)
     rounded = {name: value.to(dtype) for name, value in ours.items()}
-    for name, value in ours.items():  # what was kept were numbers of 16 bit
+    for name, value in ours.items():  # the kept values are 16-bit numbers
         assert torch.allclose(value, rounded[name].double(), rtol=1e-5, atol=1e-12), name
     shares = differing(rounded, expected_gradients(case))
     worst = max(shares, key=shares.get)
@@ -102,7 +104,7 @@ def test_every_gradient_is_rounded_where_the_rules_say(case, tmp_path):
 
 
 class RoundedOnce(reference.RoundedGradients):
-    """A wrong rule: what is kept between micro-batches is fp32."""
+    """A wrong rule: gradients are kept in fp32 between micro-batches."""
 
     def add(self, name, gradient):
         self.sums[name] = self.sums.get(name, 0.0) + gradient
@@ -118,7 +120,7 @@ class OnlySumsRounded(reference.RoundedGradients):
 
 
 class RowsAddedAtOnce(reference.RoundedGradients):
-    """The embedding's rows of each micro-batch are added when it ends."""
+    """Another wrong rule: the embedding's rows of a micro-batch are added when it ends."""
 
     def add_rows(self, ids, gradient, shape):
         super().add_rows(ids, gradient, shape)

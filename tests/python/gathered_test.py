@@ -39,7 +39,7 @@ def test_parameters_are_readable_inside_and_not_after(place, threshold, tmp_path
         assert model.lm_head.weight is model.model.embed_tokens.weight
     weight = model.model.layers[1].mlp.up_proj.weight
     with zero.GatheredParameters([weight, weight, nn.Parameter(torch.ones(2))], modifier_rank=0):
-        with zero.GatheredParameters(weight):  # nested
+        with zero.GatheredParameters(weight):  # nested calls
             assert weight.sum() == expected["model.layers.1.mlp.up_proj.weight"].sum()
         weight.sum()
     with zero.GatheredParameters(weight, enabled=False):
@@ -113,7 +113,7 @@ def test_changes_that_nobody_writes_back_are_dropped_with_one_warning(threshold,
             change()
         assert torch.equal(engine.full_parameter(weight), expected["model.norm.weight"])
     for rank in (None, 0):
-        with pytest.raises(ZeroDivisionError):  # which is not hidden, and ends it
+        with pytest.raises(ZeroDivisionError):  # the exception is not hidden, and ends the block
             with zero.GatheredParameters(weight, modifier_rank=rank):
                 weight.data.fill_(2.0)
                 raise ZeroDivisionError
@@ -147,7 +147,7 @@ def test_inside_a_modules_call_parameters_are_gathered_for_it(place, tmp_path):
 
 
 class HeadLoss(torch.autograd.Function):
-    """A loss that has its head's weight gathered for itself, in its backward, too."""
+    """A loss that gathers the head's weight itself, in its backward, too."""
 
     @staticmethod
     def forward(ctx, hidden, weight, head):
@@ -196,7 +196,7 @@ def test_a_head_that_its_loss_gathers(tied, loss):
     config = small_models.config_for()
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     engine = artesian.initialize(model=model, config=config)[0]
-    for _ in range(2):  # the first pass finds out what is read
+    for _ in range(2):  # the first pass finds out which parameters are read
         engine.zero_grad()
         engine.backward(engine(ids))
         plain.zero_grad()
@@ -220,7 +220,8 @@ def test_a_generation_and_a_state_dict_under_gathered_parameters(place, tmp_path
 
 @pytest.mark.parametrize("writes", [None, 0])
 def test_passes_under_gathered_parameters_between_steps_bring_their_update(writes):
-    """Of parameters that persist, which await it from step() on: as online training generates."""
+    """Passes that read parameters that persist and whose update is pending after step(), as in
+    online training with generation."""
     digests = []
     for inside in (False, True):
         engine, model, batch, _ = start(threshold=40)

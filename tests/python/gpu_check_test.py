@@ -28,7 +28,7 @@ REFUSAL = "artesian: error: --device: not supported yet: cuda"
 
 
 class Check:
-    """One work folder, in which parts run one after the other."""
+    """A work folder in which the parts of gpu_check.sh run one after the other."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -53,7 +53,7 @@ class Check:
         path.chmod(0o755)
 
     def broken_torch(self):
-        """A PYTHONPATH; importing the real one takes seconds."""
+        """Returns a PYTHONPATH with a broken torch; importing the real one takes seconds."""
         broken = self.folder / "broken"
         broken.mkdir()
         (broken / "torch.py").write_text("raise RuntimeError('torch is broken')")
@@ -134,7 +134,8 @@ def test_the_sanitizer_leaves_libtorchs_kernels_and_leaks_alone():
     assert limited[0] == "memcheck" and limited[1] == ["--kernel-regex", "kns=artesian"]
     assert limited[3][0] == "z" and limited[3][1].startswith("--gtest_filter=")
     source = (ROOT / "tests/zero3/torch/cuda_test.cpp").read_text()
-    assert limited[3][1].strip("*").partition("=*")[2] in source  # else it would run nothing
+    # otherwise the command would run nothing
+    assert limited[3][1].strip("*").partition("=*")[2] in source
 
 
 def test_the_sanitizer_is_not_told_of_memory_that_cannot_be_shared(monkeypatch, tmp_path):
@@ -170,7 +171,7 @@ def test_a_traces_figures_are_of_what_the_gpu_did():
 
     events = [
         event("gemm", 0, 1000),
-        event("gemm", 500, 1000),  # on another stream, half at the same time
+        event("gemm", 500, 1000),  # on another stream, half of it at the same time
         event("row", 3000, 1000),
         event("copy", 1000, 1500, "gpu_memcpy"),
         event("step", -500, 9000, "cpu_op"),
@@ -225,7 +226,7 @@ def test_the_smoke_run_is_understood_by_the_program(check):
 
 
 def fake_torch(folder, version="2.11.0+cu130", commit="70d99e998b4955", headers="2.11.0"):
-    """What says of which build an installed torch is; importing it fails."""
+    """Makes the files by which an installed torch tells its build; importing it fails."""
     package = folder / "torch"
     (package / "include/torch/headeronly").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('a fake')")
@@ -238,7 +239,7 @@ def fake_torch(folder, version="2.11.0+cu130", commit="70d99e998b4955", headers=
 @pytest.mark.parametrize(
     "built, reason",
     [
-        ({}, None),  # elsewhere, but the same
+        ({}, None),  # other lines, the same values
         ({"version": "2.11.0+cpu"}, r"2\.11\.0\+cu130 of .*, but the build uses .* 2\.11\.0\+cpu"),
         ({"commit": "0123456789abc"}, "2.11.0.cu130 of 70d99e998b .* 2.11.0.cu130 of 0123456789 "),
         ({"headers": "2.10.1"}, r"2\.11\.0\+cu130 .*: its headers are of 2\.10\.1"),
@@ -259,7 +260,7 @@ def test_another_torch_than_the_builds_is_refused(tmp_path, monkeypatch, built, 
         torch_build.check(context)
         (used / "version.py").write_text("__version__ = '2.11.0a0+git70d99e9'\n")
         monkeypatch.setattr("torch_build.folder_of_python", lambda: used)
-        torch_build.check(context)  # headers do not say that it is not released
+        torch_build.check(context)  # the headers look like those of a released version
         monkeypatch.setattr("torch_build.folder_of_python", lambda: None)
         reason = "has no torch, and the build uses torch 2.11.0"
     with pytest.raises(Failure, match=reason):
@@ -362,7 +363,8 @@ def test_a_hang_ends_with_its_part(check):
     pids = check.folder / "pids"
     check.fake_program(f"sleep 1000 & echo $! >>{pids}; wait")
     broken = check.broken_torch()
-    for seconds in [4, 60]:  # on a busy machine Python alone may take longer than the first
+    # on a busy machine starting Python alone may take longer than the first limit
+    for seconds in [4, 60]:
         done = check.run("bench", *TRY, "--part-seconds", seconds, PYTHONPATH=broken)
         assert done.returncode == 1
         rows = check.results()["parts"]["bench"]["rows"]
@@ -371,7 +373,7 @@ def test_a_hang_ends_with_its_part(check):
     assert all("stopped after" in row["error"] for row in rows[1:])
     started = pids.read_text().split()
     assert started
-    deadline = time.monotonic() + 60  # its files are closed a moment before a process has ended
+    deadline = time.monotonic() + 60  # a process closes its files a moment before it has ended
     while any(runs(pid) for pid in started):
         assert time.monotonic() < deadline
 
@@ -386,7 +388,7 @@ def test_bench_trains_with_the_real_program(check):
     for row in rows.values():
         assert row["rounds"] == len(row["step_s_of_rounds"]) == 1
         assert row["step_s_min"] <= row["step_s"] <= row["step_s_max"]
-        assert row["loss_last"] < row["loss_first"] < 7  # ln 512 is 6.2
+        assert row["loss_last"] < row["loss_first"] < 7  # log(512) is 6.2
     assert rows["host"]["nvme_read_bytes"] == 0 and rows["nvme"]["nvme_read_bytes"] > 0
     assert rows["host"]["loss_last"] == rows["nvme"]["loss_last"]
     assert rows["nvme"]["speed_up_over_fsdp2"] > 0
@@ -468,7 +470,7 @@ def test_the_disk_is_left_as_it_was(check, tmp_path):
 
 
 def test_item_16_the_facts_of_a_machine_without_a_toolkit(monkeypatch):
-    """What the machine lacks is a smaller answer."""
+    """If the machine lacks something, the answer is shorter."""
     monkeypatch.syspath_prepend(str(ROOT / "dev/gpu_check"))
     import facts
 

@@ -14,7 +14,7 @@ from small_models import artesian, start
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-MODES = [None, True, False]  # of checkpointing: none, reentrant, not
+MODES = [None, True, False]  # kinds of checkpointing: none, reentrant, not reentrant
 
 
 def checkpointed(function, x, mode):
@@ -83,7 +83,7 @@ class GivesItsInput(Blocks):
     def forward(self, x):
         bias = None
         for block in self.blocks:
-            x, bias = block(x, bias=bias)  # by name
+            x, bias = block(x, bias=bias)  # passes the bias by name
         return (x * self.scale + bias).square().sum()
 
 
@@ -120,7 +120,8 @@ class CallsItself(Blocks):
 
 
 class HasItsForwardReplaced(Blocks):
-    """By one that calls the module, as Lightning does for a step that is no forward."""
+    """Its forward is replaced by a function that calls the module, as Lightning does for training
+    steps."""
 
     def __call__(self, x):
         forward = self.forward
@@ -134,7 +135,8 @@ class HasItsForwardReplaced(Blocks):
 
 
 class CheckpointsInside(Blocks):
-    """The first use opens inside of a nested backward, while that of the module above is open."""
+    """The first use opens inside of a nested backward, while the use of the module above is
+    open."""
 
     def forward(self, x):
         def inner(x):
@@ -175,7 +177,8 @@ class Recurrent(nn.Module):
 
 
 class InAutocast(Blocks):
-    """Autocast keeps what it has made of a weight until it ends, after the block that owns it."""
+    """Autocast keeps its cast of a weight until autocast ends, after the block that owns the
+    weight."""
 
     def forward(self, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -186,7 +189,8 @@ class InAutocast(Blocks):
 
 
 class KeepsElsewhereWhatItSaves(Blocks):
-    """What backward needs lies where the caller puts it: weights, too, and of them a copy."""
+    """Tensors saved for backward, weights included, are kept as copies where the caller puts
+    them."""
 
     def forward(self, x):
         pack, unpack = (lambda tensor: tensor.detach().numpy().copy()), torch.from_numpy
@@ -199,7 +203,7 @@ class KeepsElsewhereWhatItSaves(Blocks):
 
 
 class GivesItsParameter(nn.Module):
-    """As query tokens and tables of positions do."""
+    """Returns its parameter, as query tokens and tables of positions do."""
 
     class Table(nn.Module):
         def __init__(self):
@@ -221,8 +225,8 @@ class GivesItsParameter(nn.Module):
 
 
 class GivesViewsOfItsParameters(nn.Module):
-    """Tables of which a part is returned, through a module that hands it on, and a matrix that is
-    used turned over; of one that is frozen, too. In backward they are read by what comes later."""
+    """Returns parts of tables through a module that passes them on, and uses a matrix transposed;
+    also with a frozen one. In backward, later modules read them."""
 
     class Table(nn.Module):
         def __init__(self, rows):
@@ -283,7 +287,7 @@ KINDS = [
 
 def batch(seed):
     x = torch.arange(16.0).view(2, 8) / 20 + 0.1 * seed
-    return x.requires_grad_()  # a reentrant checkpoint wants it
+    return x.requires_grad_()  # a reentrant checkpoint needs an input with a gradient
 
 
 def assert_same_gradients(engine, model, plain):
@@ -332,11 +336,11 @@ def test_gradients_are_those_of_plain_pytorch(kind, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [Blocks, CheckpointsInside, CapturesWhatComesBefore])
 def test_backward_on_a_thread_of_its_own_has_the_gradients_of_plain_pytorch(kind, mode):
-    """As on a device: what is computed once more there has nodes that another thread numbers."""
+    """As on a device: what is recomputed has nodes that another thread numbers."""
     model = kind(mode)
     plain = copy.deepcopy(model)
     engine = start(model)
-    for _ in range(100):  # so that this thread's numbers are the larger ones
+    for _ in range(100):  # so that this thread's node numbers are larger
         torch.ones(1, requires_grad=True) * 2
     loss, expected = engine(batch(0)), plain(batch(0))
     with concurrent.futures.ThreadPoolExecutor(1) as other:
@@ -357,7 +361,7 @@ def test_what_a_module_returns_of_its_parameters_is_there_in_the_one_that_calls_
             assert engine(batch(3)).item() == plain(batch(3)).item()
             first = model.above(2)[0]
         with pytest.raises(RuntimeError, match='"above.table.weight" is released.* got it from'):
-            first.sum()  # by nobody's module
+            first.sum()  # used by no module
     engine.backward(engine(batch(0)))
     plain(batch(0)).backward()
     assert_same_gradients(engine, model, plain)
@@ -420,7 +424,7 @@ def test_autograds_own_questions_and_graphs_that_are_kept():
         assert torch.allclose(engine.full_gradient(ours), theirs.grad, rtol=1e-6)
     engine.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        engine.backward(model.loss)  # of before the step
+        engine.backward(model.loss)  # the loss of a forward before the step
     engine.zero_grad()
     with pytest.raises(RuntimeError, match=r"create_graph=True\)"):
         engine(batch(1)).backward(create_graph=True)
@@ -431,7 +435,7 @@ def test_autograds_own_questions_and_graphs_that_are_kept():
 
 
 def test_gradient_accumulators_outlive_dtype_and_collection():
-    """In bf16 the parameters become fp32 where the CPU computes in that."""
+    """In bf16 the parameters become fp32 if the CPU computes in fp32."""
     digests = set()
     for collect in (False, True):
         model = Blocks().bfloat16()
@@ -543,7 +547,7 @@ def test_an_encoder_of_torch_with_padding():
         with torch.set_grad_enabled(train):
             ours = engine(x, src_key_padding_mask=padding)
             theirs = plain(x, src_key_padding_mask=padding)
-        # plain PyTorch has a fused kernel where nobody listens to its layers
+        # plain PyTorch uses a fused kernel if its layers have no hooks
         assert torch.allclose(ours[~padding], theirs[~padding], atol=1e-6)
     engine.train()
     plain.train()

@@ -23,7 +23,7 @@ def gpt2():
 
 
 def take_steps(model, optimizer, batch, steps, scheduler=None):
-    """With plain PyTorch; the losses."""
+    """Steps with plain PyTorch; returns the losses."""
     losses = []
     for step in range(steps):
         loss = model(**batch(step)).loss
@@ -54,7 +54,8 @@ def assert_parameters_agree(engine, model, plain, tolerance=2e-5):
 
 
 def two_groups(model):
-    """As trainers have them: biases and norms do not decay; and constants of their own besides."""
+    """Parameter groups as trainers make them: biases and norms do not decay, and have constants of
+    their own."""
     decays = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     return [
@@ -105,7 +106,7 @@ def test_a_scheduler_that_was_made_for_the_clients_optimizer_still_decides():
     config = small_models.config_for()
     engine = artesian.initialize(model=model, config=config, optimizer=client)[0]
     rates = []
-    for step in range(3):  # the first of which is no warm-up at all: nothing moves
+    for step in range(3):  # the first has no warm-up at all, so nothing moves
         take_engine_steps(engine, batch, 1)
         scheduler.step()
         rates.append(engine.last_step["lr"])
@@ -143,7 +144,7 @@ def test_groups_that_fit_no_model():
     with pytest.raises(artesian.Error, match="1 parameters that are none of the model's"):
         strange = [*model.parameters(), nn.Parameter(torch.ones(2))]
         artesian.initialize(model=model, config=config, optimizer=torch.optim.AdamW(strange))
-    artesian.initialize(model=model, config=config)[0].destroy()  # the model is as it was
+    artesian.initialize(model=model, config=config)[0].destroy()  # the model is unchanged
 
 
 def freeze(model):
@@ -224,7 +225,7 @@ def test_what_is_switched_off_or_not_reached_is_left_out_of_the_step():
     engine = artesian.initialize(model=model, config=config, optimizer=client)[0]
     for step, which in enumerate([0, 1, 0, 2, 1, 0]):
         x = torch.arange(16.0).view(2, 8) / 20 + step
-        for each in (plain, model):  # as adapters are switched off in a step, and on again
+        for each in (plain, model):  # as adapters are switched off in one step and on again
             each.head.requires_grad_(step % 3 != 1)
         loss = engine(x, which)
         engine.backward(loss)

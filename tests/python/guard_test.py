@@ -11,7 +11,7 @@ from train_cli_test import place as place  # the fixture
 
 
 def precision(name, lr=1e-3, **ours):
-    """A change of the config; without fp16 there is no loss scale."""
+    """Returns a change of the config; without fp16 there is no loss scale."""
 
     def change(config):
         config.pop("fp16")
@@ -24,8 +24,8 @@ def precision(name, lr=1e-3, **ours):
 
 
 def ended(place, change, steps, none_taken=False):
-    """The error of a run that must end by itself, and its JSONL lines. What it has by then is
-    saved, unless no step was taken, and its trace and table are there."""
+    """Runs a training that must end by itself; returns its error and its JSONL lines. Checks that
+    weights are saved unless no step was taken, and that trace and table exist."""
     saved, trace = place.folder / "ended", place.folder / "ended.json"
     result = place.run(config=place.write_config(change), steps=20, log_jsonl=place.log,
                        save=saved, save_dtype="fp32", trace=trace)  # fmt: skip
@@ -59,7 +59,7 @@ def test_an_overflow_of_fp16_is_a_note_that_names_the_parameter(place):
 
 def test_too_many_skipped_steps_end_the_run(place):
     def change(config):
-        config["fp16"] = {"enabled": True, "loss_scale": 1e30}  # static: it never falls
+        config["fp16"] = {"enabled": True, "loss_scale": 1e30}  # a static scale, which never falls
         config["artesian"]["skipped_steps_max"] = 4
 
     error, lines, _ = ended(place, change, 4, none_taken=True)
@@ -79,7 +79,7 @@ def test_what_is_saved_at_such_an_end_is_what_the_steps_before_made(place):
     whole = place.folder / "whole"
     change = precision("fp32", lr=1e30, skipped_steps_max=3)
     place.trained(config=place.write_config(change), steps=1, save=whole, save_dtype="fp32")
-    ended(place, change, 4)  # of which the first alone is not skipped
+    ended(place, change, 4)  # only the first step is not skipped
     assert weights_of(place.folder / "ended") == weights_of(whole)
 
 
@@ -91,7 +91,7 @@ def test_without_a_loss_scale_steps_are_skipped_with_a_warning(place, name):
     assert [line["overflow"] for line in lines[1:]] == [True] * 3
     assert all(line["loss"] is None and line["grad_norm"] is None for line in lines[1:])
     assert "artesian: warning: step 2: loss of micro-batch 1: got " in text
-    assert "gradient of" not in text  # all are bad after such a loss: none is to blame
+    assert "gradient of" not in text  # all gradients are bad after such a loss, so none is blamed
     assert "artesian.skipped_steps_max: step 4: got 3 skipped steps in a row" in error
     assert "loss of micro-batch 1: got " in error and "learning rate" in error
 

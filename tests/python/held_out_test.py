@@ -1,6 +1,6 @@
-"""Proves that --eval-data tells the mean loss over held-out data, against a loss that is computed
-otherwise, in progress, log and table; when --eval-every says; and that it changes no bit of the
-training, wherever the state lives."""
+"""Proves that --eval-data reports the mean loss over held-out data in progress, log and table,
+compared with a loss that is computed in another way; that --eval-every sets when; and that
+evaluating changes no bit of the training, wherever the state lives."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def test_item_14_it_changes_no_bit(place, held_out, change):
 
 
 def test_item_14_the_loss_is_the_mean_over_the_data(place, held_out):
-    """Of a model that does not learn it is the training loss over the same samples."""
+    """If the model does not learn, the loss is the training loss over the same samples."""
     flags = {"seq_len": 16, "lr": 0}
 
     def change(config):

@@ -14,17 +14,18 @@ FOLDER = subprocess.run(
 ).stdout.strip()
 EXAMPLES = ROOT / "examples" / "python"
 
-# What `python -m artesian.run` or the .pth file of an installed package does, for a package that is
-# where PYTHONPATH says.
+# Does what `python -m artesian.run` or an installed .pth file does, for a package that is found by
+# PYTHONPATH.
 START = "import site; site.addsitedir({folder!r})\n"
 
 
 def environment(folder, *, as_deepspeed):
-    """For a process that works in `folder`. `as_deepspeed`: and its children, too."""
+    """Returns the environment of a process that works in `folder`. `as_deepspeed`: Artesian answers
+    to DeepSpeed's name in it and its children."""
     start = folder / "start"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(START.format(folder=str(BUILD / "python")))
-    own = str(ROOT / "tests" / "python")  # peak_memory.py
+    own = str(ROOT / "tests" / "python")  # the folder of peak_memory.py
     paths = [str(start), str(BUILD / "python"), FOLDER, os.environ.get("PYTHONPATH", ""), own]
     variables = {
         **os.environ,
@@ -37,13 +38,13 @@ def environment(folder, *, as_deepspeed):
     variables.pop("ARTESIAN_AS_DEEPSPEED", None)
     if as_deepspeed:
         variables["ARTESIAN_AS_DEEPSPEED"] = "1"
-        del variables[VISIBLE]  # it hides itself what the machine has
+        del variables[VISIBLE]  # so that the process itself hides the machine's GPUs
         variables |= {VISIBLE: WITH_GPUS[VISIBLE]} if VISIBLE in WITH_GPUS else {}
     return variables
 
 
 def run(folder, *words, as_deepspeed=True, fails=False, preexec_fn=None):
-    """Runs Python on these words in the folder."""
+    """Runs Python with these arguments in the folder."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,

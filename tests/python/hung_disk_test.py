@@ -68,7 +68,8 @@ def test_a_disk_that_stops_answering_ends_the_run(place, disk, engine):  # noqa:
 
 
 def wait_until_it_moves(run, path, what):
-    """Into the first bytes of measuring the disk, or of what is written after that was read."""
+    """Waits until transfers begin: of measuring the disk, or of what is written after the first
+    read."""
 
     def moved(key, since):
         lines = pathlib.Path(f"/proc/{run.pid}/io").read_text().splitlines()
@@ -105,6 +106,6 @@ def test_a_disk_that_stops_answering_at_the_start(place, disk, engine, what):  #
     assert "no answer from the disk within 60 s" + said in line
     assert str(path) in line
     assert (run.returncode, output, errors) == (2, "", "")
-    again = place.run(config=config, model=model)  # reclaims what that one left
+    again = place.run(config=config, model=model)  # the next run removes what that one left
     assert again.returncode == 0, again.stderr
     assert not path.exists()

@@ -65,7 +65,7 @@ def test_exported_weights_are_those_of_save(place, dtype):
                        **{**words(place, 4), "save": place.folder / "own"})  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert tensors_in(place.folder / f"out-{dtype}") == tensors_in(place.folder / "own")
-    if dtype == "fp32":  # as others read it
+    if dtype == "fp32":  # as other programs read it
         one = place.folder / "one"
         assert artesian("export", saved / "global_step4", one).returncode == 0
         read = load_file(one / "model.safetensors")
@@ -74,7 +74,7 @@ def test_exported_weights_are_those_of_save(place, dtype):
 
 @pytest.mark.parametrize("form", ["whole", "split"])
 def test_frozen_parameters_are_exported_as_they_are(tmp_path, form):
-    """As zero_to_fp32.py reads them, which shares no code with the program."""
+    """Reads as zero_to_fp32.py does, which shares no code with the program."""
     unpack("artesian", tmp_path)
     saved = zero_to_fp32.Checkpoint(tmp_path / form)
     result = artesian("export", tmp_path / form, tmp_path / "out")
@@ -95,7 +95,7 @@ def test_an_export_is_whole_or_not_at_all(place):
     assert "global_step9" in errors_of(artesian("export", saved / "global_step9", out), 2)
     assert '--dtype: got "fp8"' in errors_of(artesian("export", saved, out, "--dtype", "fp8"), 2)
     data = saved / "global_step4" / "rank0.safetensors"
-    # In the last block of the lower halves of the weights; moments are not read.
+    # Damages the last block of the lower halves of the weights; moments are not read.
     header = data.read_bytes()[8 : 8 + int.from_bytes(data.read_bytes()[:8], "little")]
     low = [entry["data_offsets"] for name, entry in json.loads(header).items()
            if name.startswith("fp32_low/")]  # fmt: skip

@@ -13,7 +13,8 @@ from train_cli_test import ENVIRONMENT, errors_of, place, pytestmark  # noqa: F4
 
 MIB = 1 << 20
 LAYERS, HIDDEN, LENGTH, SAMPLES, MICRO_BATCHES = 6, 128, 256, 2, 4
-INPUT = LENGTH * SAMPLES * HIDDEN * 4  # of one stage and one micro-batch, in fp32
+# bytes of the input of one stage and one micro-batch, in fp32
+INPUT = LENGTH * SAMPLES * HIDDEN * 4
 STAGES = LAYERS + 2
 MODEL = {
     "model_type": "gpt2", "vocab_size": 256, "n_positions": LENGTH, "n_embd": HIDDEN,
@@ -23,7 +24,7 @@ MODEL = {
 
 @pytest.fixture
 def job(place):  # noqa: F811
-    """Trains for three steps with these checkpointing keys and this much host memory."""
+    """Trains three steps with these checkpointing keys and this much host memory."""
     (place.model / "config.json").write_text(json.dumps(MODEL))
     place.data.write_text("the deep well lifts the water, and the water lifts the well\n" * 200)
 
@@ -59,7 +60,7 @@ def plan_of(place):  # noqa: F811
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("host", ["6MiB", "12MiB", "64MiB"])  # for few inputs, for some, for all
+@pytest.mark.parametrize("host", ["6MiB", "12MiB", "64MiB"])  # room for few, some and all inputs
 def test_activations_fall_by_the_inputs_and_nothing_else_changes(job, host):
     kept = job({"partition_activations": True}, host)
     away = job({"cpu_checkpointing": True}, host)
@@ -75,13 +76,14 @@ def test_activations_fall_by_the_inputs_and_nothing_else_changes(job, host):
     for link in ["nvme_read", "nvme_write"]:
         assert plan["bytes_per_step"][link]["input"] == homes["nvme"]
     assert away[-1]["peak"]["host"] == plan["memory"]["host"]["used"]
-    for step in away[3:-1]:  # of the last one the update is not under a forward
+    for step in away[3:-1]:  # the last step's update is not under a forward
         for link in ["nvme_read", "nvme_write", "h2d", "d2h"]:
             assert step["bytes"][link] == plan["bytes_per_step"][link]["total"], link
 
 
 def test_a_step_of_many_micro_batches_needs_no_more_activations(job):
-    """One at a time: what many leave behind is their inputs' places, not their inputs."""
+    """Micro-batches run one at a time: with many, only the places of their inputs remain, not the
+    inputs."""
     few = job({"cpu_checkpointing": True})
     job.place.config.unlink()
     place = job.place  # noqa: F811
@@ -130,11 +132,12 @@ def test_an_input_that_does_not_come_back_as_it_was_is_one_error_that_names_it(p
         zero["stage3_param_persistence_threshold"] = 1_000_000  # so that only inputs are on NVMe
         zero["offload_optimizer"] = {"device": "cpu"}
         made["artesian"]["host_memory"] = "1280KiB"
-        made["data_types"] = {"grad_accum_dtype": "fp16"}  # in fp32 gradients would be there, too
+        # in fp32, gradients would be on NVMe, too
+        made["data_types"] = {"grad_accum_dtype": "fp16"}
 
     run = place.start_and_wait_for_a_step(config=place.write_config(change), accumulation=64)
     (swap,) = place.nvme.glob("*.swap")
-    with open(swap, "r+b") as file:  # again and again: the run writes, too
+    with open(swap, "r+b") as file:  # repeated, since the run writes there, too
         while run.poll() is None:
             for offset in range(4 * 4096, os.fstat(file.fileno()).st_size, 4096):
                 byte = os.pread(file.fileno(), 1, offset)

@@ -27,7 +27,7 @@ from train_cli_test import errors_of, place, pytestmark  # noqa: F401
 SOAK = os.environ.get("ARTESIAN_SOAK") == "1"
 REFUSALS = [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM]
 NAMES = [errno.errorcode[each] for each in REFUSALS]
-# Numbers of x86-64; with argument and bits: only where the flags ask for more than the plain call.
+# Call numbers of x86-64; (number, argument, bits) is refused only where these flags are set.
 WITHOUT = {
     "renameat2": (316, 4, 7), "fallocate": 285, "openat2": 437, "linkat": 265, "fchmod": 91,
     "fchmodat": 268, "chmod": 90, "statx": 332, "direct": (72, 2, os.O_DIRECT),
@@ -41,8 +41,8 @@ def refusing(calls, refusal):
 
 
 def go_on_to_the_bits(place, saved, preexec_fn=None):
-    """A run that saves, ends, goes on, prunes, and gives its weights; `saved` is on the file system
-    in question."""
+    """A run that saves, ends, resumes, prunes and exports its weights; `saved` is on the file
+    system under test."""
     whole = whole_run(place, "bf16", 9)
     flags = {"config": config_of(place, "bf16"), "preexec_fn": preexec_fn}
     for steps in [5, 9]:
@@ -111,13 +111,13 @@ def test_a_run_that_could_not_save_is_refused_before_its_first_step(place, call,
     if result.returncode == 77:
         pytest.skip("no seccomp filters here")
     line = errors_of(result, 2)
-    folder = place.nvme if call == "flock" else saved  # the first that is locked
+    folder = place.nvme if call == "flock" else saved  # the first file that is locked
     assert str(folder) in line and os.strerror(refusal) in line, line
     assert place.log.read_text() == ""
     if call not in ("unlinkat", "flock"):
         expect_clean(saved)
     assert not (saved / "latest").exists()
-    for left in place.nvme.iterdir():  # what could not be removed by another name
+    for left in place.nvme.iterdir():  # what could not be removed under another name
         assert call in ("unlinkat", "flock"), left
         left.unlink()
 
@@ -149,7 +149,8 @@ def loop_device(image):
     try:
         yield device
     finally:
-        subprocess.run(["losetup", "--detach", device], check=True)  # once it is unmounted
+        # after the file system is unmounted
+        subprocess.run(["losetup", "--detach", device], check=True)
 
 
 def over_a_folder(*mount):
@@ -209,7 +210,7 @@ def test_the_bits_on_file_systems_that_lack_calls(place, kind):
 
 
 def refuse_to_save_over(place, saved):
-    """Another run must not take this one's tag for its own."""
+    """Another run must not take this run's tag for its own."""
     flags = {**words(place, 2, every=1), "checkpoint_dir": saved}
     flags["config"] = config_of(place, "bf16")
     before = json.loads((saved / "global_step9" / "manifest.json").read_text())

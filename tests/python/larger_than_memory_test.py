@@ -28,7 +28,8 @@ def config_for(folder):
 
 
 class Net(nn.Module):
-    """With what constructors do: a tie, a change of a child's weight, a Parameter that it keeps."""
+    """A model that does what constructors do: ties a weight, changes a child's weight, keeps a
+    Parameter."""
 
     def __init__(self):
         super().__init__()
@@ -53,14 +54,14 @@ def test_a_model_is_the_same_and_in_files(tmp_path):
     torch.manual_seed(5)
     with zero.Init(config_dict_or_path=config_for(tmp_path / "nvme")):
         model = Net()
-    assert torch.equal(torch.rand(1), after)  # no number was drawn
+    assert torch.equal(torch.rand(1), after)  # the generator has not advanced
     assert model.head.weight is model.table.weight
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
         assert state.is_mapped(ours) == (ours.nbytes >= state.SMALL), name
         assert isinstance(ours, nn.Parameter) and ours.requires_grad
-    assert not state.is_mapped(Net().table.weight)  # outside of it
-    assert list(tmp_path.iterdir()) == []  # they have no names
+    assert not state.is_mapped(Net().table.weight)  # made outside of zero.Init
+    assert list(tmp_path.iterdir()) == []  # the files have no names
 
 
 def test_where_parameters_are_not_on_nvme_nothing_is_moved(tmp_path):
@@ -175,7 +176,7 @@ with torch.no_grad():
     print(json.dumps(model(input_ids=ids, labels=ids).loss.item()))
 """
 
-# (shape, MiB a tier, MiB beside the tiers and what is there after the imports)
+# (shape, MiB of each tier, MiB allowed beside the tiers and the process after its imports)
 SMALL = ({"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}, 64, 64)
 LARGE = ({"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16}, 512, 192)
 

@@ -15,7 +15,8 @@ from memory_group import memory_group
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-# Uid 65534, which may look everywhere (the environment may lie in root's home) and nothing else.
+# Runs a command as uid 65534, which may read everywhere (the environment may lie in root's home)
+# but has no other right.
 AS_NOBODY = [
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
     "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
@@ -78,7 +79,7 @@ def fill(path):
 
 
 def full_stdout(command, error, **options):
-    """Runs a command whose stdout takes no byte; all it says is the error."""
+    """Runs a command whose stdout accepts no byte; its only output must be the error."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(list(map(str, command)), stdout=full, stderr=subprocess.PIPE,
                               text=True, timeout=600, **options)  # fmt: skip
@@ -87,7 +88,8 @@ def full_stdout(command, error, **options):
 
 
 def filter_calls(instructions):
-    """A seccomp filter for this process and its children; ends it with 77 where refused."""
+    """Installs a seccomp filter for this process and its children; exits with 77 if that is
+    refused."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line)
                                                 for line in instructions))  # fmt: skip
     program = ctypes.create_string_buffer(
@@ -101,27 +103,27 @@ REFUSE, ALLOW = 0x50000, 0x7FFF0000
 
 
 def refuse_io_uring():
-    """From now on io_uring_setup is EPERM: as containers have it."""
+    """Refuses io_uring_setup with EPERM from now on, as containers do."""
     filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 0, 1, 425), (RETURN, 0, 0, REFUSE | 1),
                   (RETURN, 0, 0, ALLOW)])  # fmt: skip
 
 
 def no_huge_pages():
-    """As some container runtimes and batch systems start their processes."""
+    """Switches huge pages off for the process, as some container runtimes and batch systems do."""
     if libc.prctl(41, 1, 0, 0, 0) != 0:  # PR_SET_THP_DISABLE
         os._exit(77)
 
 
 def no_huge_pages_for_ever():
-    """The same, and a program cannot take it back."""
+    """Does the same so that a program cannot undo it."""
     no_huge_pages()
-    filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 0, 3, 157),  # prctl, x86-64 alone
+    filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 0, 3, 157),  # prctl's number, x86-64 only
                   (LOAD, 0, 0, 16), (JUMP_EQUAL, 0, 1, 41), (RETURN, 0, 0, REFUSE | 1),
                   (RETURN, 0, 0, ALLOW)])  # fmt: skip
 
 
 def huge_pages_are_off():
-    """In the whole system."""
+    """True if huge pages are off in the whole system."""
     try:
         return "[never]" in pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except FileNotFoundError:
@@ -132,14 +134,14 @@ needs_huge_pages = pytest.mark.skipif(huge_pages_are_off(), reason="no huge page
 
 
 def refuse_unnamed_files():
-    """From now on O_TMPFILE is EOPNOTSUPP, as on NFS, and so is fallocate; x86-64 alone."""
+    """Refuses O_TMPFILE and fallocate with EOPNOTSUPP from now on, as NFS does; x86-64 only."""
     filter_calls([(LOAD, 0, 0, 0), (JUMP_EQUAL, 3, 0, 285), (JUMP_EQUAL, 0, 3, 257),
                   (LOAD, 0, 0, 16 + 8 * 2), (JUMP_ANY_BIT, 0, 1, os.O_TMPFILE & ~os.O_DIRECTORY),
                   (RETURN, 0, 0, REFUSE | 95), (RETURN, 0, 0, ALLOW)])  # fmt: skip
 
 
 def refuse_direct():
-    """From now on nothing can be opened with, or switched to, O_DIRECT (EINVAL), x86-64 alone."""
+    """Refuses O_DIRECT with EINVAL in open and fcntl from now on; x86-64 only."""
     direct, argument_1, argument_2 = os.O_DIRECT, 16 + 8, 16 + 8 * 2
     filter_calls([(LOAD, 0, 0, 0),
                   (JUMP_EQUAL, 0, 2, 72),  # fcntl(descriptor, command, flags)
@@ -151,7 +153,7 @@ def refuse_direct():
 
 @contextlib.contextmanager
 def control_group(size):
-    """memory_group() in dev/; skips where none can be made."""
+    """Returns memory_group() of dev/; skips the test if no group can be made."""
     with memory_group(size) as enter:
         if enter is None:
             pytest.skip("no memory control group can be made here")
@@ -159,9 +161,9 @@ def control_group(size):
 
 
 def refuse_calls(calls, refusal):
-    """From now on these calls end with this errno, x86-64 alone. `calls`: each a number, or
-    (number, argument, bits): only where the argument has one of the bits; of fcntl that is
-    refused for F_SETFL alone."""
+    """Refuses these calls with this errno from now on; x86-64 only. `calls`: each a number, or
+    (number, argument, bits), refused only if the argument has one of the bits; fcntl is refused for
+    F_SETFL only."""
     instructions = [(LOAD, 0, 0, 0)]
     for call in calls:
         number, argument, bits = call if isinstance(call, tuple) else (call, 0, 0)

@@ -23,7 +23,7 @@ TOKENS = b"".join((7 * i % 512).to_bytes(2, "little") for i in range(2000))
 
 
 def write_model(folder, changes=None, **saving):
-    """Without `saving`, a directory without weights."""
+    """Writes a model directory; without `saving` it has no weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG | (changes or {})))
     if saving:

@@ -33,7 +33,7 @@ def script():
 
 @pytest.fixture
 def folder(tmp_path):
-    """With a text, so that none is downloaded."""
+    """A folder with a text, so that none is downloaded."""
     (tmp_path / "llama-data").mkdir()
     text = (ROOT / "LICENSE").read_text() + (ROOT / "docs" / "dev" / "design.md").read_text()
     (tmp_path / "llama-data" / "text.txt").write_text(text)
@@ -50,7 +50,7 @@ def start(folder, *flags):
 
 def test_a_tiny_shape_trains_on_nvme(script, folder):
     config = json.loads((SCRIPT.parent / "ds_config.json").read_text())
-    # In the usual 3 GiB each all would stay.
+    # With the usual 3 GiB of each tier everything would stay in memory.
     memory = {"device_memory": "320KiB", "host_memory": "256KiB"}
     config["artesian"] = memory | {"compute_dtype": "fp32"}  # on every processor
     (folder / "small.json").write_text(json.dumps(config))
@@ -63,7 +63,7 @@ def test_a_tiny_shape_trains_on_nvme(script, folder):
     assert (config["hidden_size"], config["intermediate_size"]) == (32, 48)
     options = script.read_arguments(TINY)
     parameters = script.count_parameters(options)
-    # Each of its tensors begins at a multiple of 2048 elements.
+    # Each parameter begins at a multiple of 2048 elements.
     padded = parameters + 2048 * (9 * config["num_hidden_layers"] + 2)
     # The optimizer's 10 bytes a parameter, but for some that host memory keeps; at this scale all
     # parameters stay on the device.

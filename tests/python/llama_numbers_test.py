@@ -113,7 +113,7 @@ ROTARY = {
 
 
 def relative(kind, name, **changes):
-    """Of a class whose file and model type are called so."""
+    """A model of another class, with that class's model type."""
     return {"model_type": kind, "architectures": [f"{name}ForCausalLM"]} | changes
 
 
@@ -149,25 +149,26 @@ def write_model(folder, name):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """A folder with a model of each name, and tokens.bin; and the tokens."""
+    """A folder with a model of each name and tokens.bin; and the tokens."""
     folder = tmp_path_factory.mktemp("inputs")
     for name in CONFIGS:
         (folder / name).mkdir()
         write_model(folder / name, name)
-    # Fewer samples than a run reads, and a rest: the stream wraps around inside the run.
+    # Fewer samples than a run reads, and a rest: the stream wraps around during the run.
     source = numpy.random.default_rng(12)
     tokens = [7]
     for jump in source.integers(0, 3, size=LENGTH * 30 + 5):
         tokens.append((5 * tokens[-1] + int(jump)) % VOCABULARY)
     tokens = numpy.array(tokens, dtype="<u2")
-    tokens[::19] = 7  # the padding of some
+    tokens[::19] = 7  # some tokens are padding
     tokens[5::23] = VOCABULARY - 1
     tokens.tofile(folder / "tokens.bin")
     return folder, tokens
 
 
 def assert_reloads(folder, model, expected_dtype):
-    """transformers loads the directory without a complaint; its weights are what was saved."""
+    """Checks that transformers loads the directory without a warning, with the weights that were
+    saved."""
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True
     )
@@ -183,7 +184,7 @@ def assert_reloads(folder, model, expected_dtype):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_fp32_is_plain_pytorch(inputs, tmp_path, name):
-    # An epsilon that Adam's first steps feel: it keeps them from blowing up what rounding leaves.
+    # An epsilon large enough that Adam's first steps do not amplify rounding errors.
     optimizer = {"lr": 1e-3, "eps": 1e-6}
     config = gpt2.make_config(
         tmp_path, accumulation=1 if name in ROTARY else 2, optimizer=optimizer
@@ -206,7 +207,8 @@ def test_fp32_is_plain_pytorch(inputs, tmp_path, name):
 
 
 def test_each_rotary_embedding_differs_from_the_others(inputs):
-    """Else a scaling that does nothing would pass. transformers alone, on the same weights."""
+    """Otherwise a scaling that does nothing would pass. Uses transformers alone, on the same
+    weights."""
     folder, tokens = inputs
     ids = torch.from_numpy(tokens[: 4 * LENGTH].astype(numpy.int64)).view(4, LENGTH)
     weights = reference.load(folder / "default").state_dict()
@@ -240,7 +242,7 @@ ROUNDED = {
 def test_16_bit_rounds_where_the_rules_say(inputs, tmp_path, run):
     model, changes = ROUNDED[run]
     config = gpt2.make_config(tmp_path, **changes)
-    config["optimizer"]["params"]["lr"] = 1e-3  # the runs part the slower
+    config["optimizer"]["params"]["lr"] = 1e-3  # so that the two runs diverge more slowly
     flags = ["--save", tmp_path / "saved"]
     ours, expected = gpt2.train_both(inputs, tmp_path, config, *flags, model=model)
     dtype = "fp16" if "fp16" in config else "bf16"

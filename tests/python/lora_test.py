@@ -50,7 +50,7 @@ steps = [[s["step"], s["loss"], s["grad_norm"], s["learning_rate"]] for s in ste
 print(json.dumps([steps, facts]))
 """
 
-# What was saved, in a process without an engine.
+# Examines what was saved, in a process without an engine.
 SAVED = """
 import json, torch, transformers
 from peft import PeftModel
@@ -73,7 +73,7 @@ def test_adapters_train_with_the_base_on_nvme(checkpointing, tmp_path):
     (tmp_path / "saved.py").write_text(SAVED)
     config = config_for(tmp_path, **FORMS["neither"][0])
     whole, facts = run(tmp_path, "script.py", "fp32", checkpointing, "whole", config)
-    # Moments and weights of what is trained, whatever is padded; of the base nothing.
+    # Writes moments and weights of what is trained, padding included, and nothing of the base.
     assert facts["written"] < 16 * facts["trained"] + (1 << 17)
     files = sorted(path.name for path in (tmp_path / "adapter").iterdir())
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
@@ -94,7 +94,7 @@ def test_adapters_train_with_the_base_on_nvme(checkpointing, tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-# In fp16, as it is made: no pass has more than 2 bytes of a parameter to read.
+# In fp16, the dtype in which it is made: a pass reads at most 2 bytes of a parameter.
 LARGE = """
 import json, sys, time, torch, transformers
 from peft import LoraConfig, get_peft_model
@@ -136,8 +136,8 @@ print(json.dumps({"frozen": frozen, "trained": trained, "peak": memory.peaks["al
 """
 
 
-# Adapters that are folded into the base and taken out again inside of GatheredParameters, as for a
-# server of tokens; and a head that is trained beside them.
+# Adapters are folded into the base and taken out again inside of GatheredParameters, as before
+# serving tokens; a head is trained beside them.
 FOLDED = """
 import peft, torch, transformers, small_models
 from safetensors.torch import load_file
@@ -188,7 +188,7 @@ def test_a_large_base_is_read_once_a_pass_and_never_written(tmp_path):
     (tmp_path / "large.py").write_text(LARGE)
     told = run(tmp_path, "large.py", tmp_path / "nvme", as_deepspeed=False)
     print(json.dumps(told))
-    state = 16 * told["trained"] + (1 << 20)  # what is padded, too
+    state = 16 * told["trained"] + (1 << 20)  # padding included
     assert told["frozen"] > 1.3e9
     for step in told["steps"]:
         # forward, and backward, in which a layer is computed once more while it is there

@@ -1,5 +1,5 @@
-"""Checkpoints of format version 1 for tests, written here and by themselves: split master weights,
-parameters cut over several files, frozen ones, buffers; and those that were recorded."""
+"""Checkpoints of format version 1 for tests, written by code of the tests alone: split master
+weights, parameters cut over several files, frozen ones, buffers; and recorded checkpoints."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ RECORDED = pathlib.Path(__file__).parent / "checkpoints"
 
 def unpack(name, folder):
     with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
-        if hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
+        if hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks data_filter
             archive.extractall(folder, filter="data")
         else:
             archive.extractall(folder)
@@ -23,7 +23,7 @@ def unpack(name, folder):
 
 
 def split_of(master, moment):
-    """What kernels/split_master.h makes of finite fp32 weights: high, low, signed moment."""
+    """Splits finite fp32 weights as kernels/split_master.h does: high, low, signed moment."""
     bits = master.view("<u4")
     tie_down = (bits & 0x1FFFF) == 0x8000
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -32,7 +32,8 @@ def split_of(master, moment):
 
 
 class MadeUp:
-    """A state: parameter "w" of two dimensions, split and cut in two files; "frozen" in BF16."""
+    """A training state: parameter "w" of two dimensions, split and cut over two files; "frozen" in
+    BF16."""
 
     def __init__(self, seed=1, numel=2 * 2048 + 60):
         random = np.random.default_rng(seed)
@@ -147,7 +148,7 @@ def seal(path, content):
 
 
 def digest_of_files(folder):
-    """Of all files below a folder, to see that nothing was changed."""
+    """Returns a digest of all files below a folder, to see that nothing was changed."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,7 +1,7 @@
 """Proves that master weights outlive a swap: where weights are copied out of a 16-bit model,
 averages are written in and evaluated, and the copies are written back, the training has the bits of
-one that did not; that a step, a checkpoint and fp32 values from the caller end what is kept; and
-that nothing is written where the disk has no room."""
+one without the swap; that a step, a checkpoint and fp32 values from the caller end what is kept;
+and that nothing is written where the disk has no room."""
 
 import copy
 import os
@@ -70,7 +70,8 @@ def test_a_swap_that_is_undone_changes_no_bit(place, dtype, tmp_path):
         write(model, averages)
         assert engine.digest() != before and evaluate(engine, batch) != loss
         if step % 2:
-            write(model, [value.float() * 1.1 for value in own])  # and again, before it is undone
+            # written once more before it is undone
+            write(model, [value.float() * 1.1 for value in own])
         write(model, own)
         assert engine.digest() == before and evaluate(engine, batch) == loss
     assert engine.digest() == never_swapped(dtype)
@@ -116,7 +117,8 @@ def test_a_step_begins_anew(tmp_path):
     masters = [engine.full_parameter(parameter) for parameter in model.parameters()]
     write(model, own)
     for parameter, value, master in zip(model.parameters(), own, masters):
-        expected = torch.where(master.bfloat16() == value, master, value.float())  # some are equal
+        # some values are equal
+        expected = torch.where(master.bfloat16() == value, master, value.float())
         assert torch.equal(engine.full_parameter(parameter), expected)
 
 
@@ -160,7 +162,7 @@ def test_a_disk_without_room_for_masters_is_an_error_before_anything_is_written(
     (tmp_path / "small").mkdir()
     with limits.small_disk(tmp_path / "small", "8M") as small:
         engine, model, batch = start(small)
-        monkeypatch.setattr("artesian.masters.SMALL", 1)  # small ones go there, too
+        monkeypatch.setattr("artesian.masters.SMALL", 1)  # small parameters go there, too
         take_steps(engine, batch, 1)
         own, before = copies_of(model), engine.digest()
         limits.fill(small / "other")

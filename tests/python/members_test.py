@@ -32,7 +32,7 @@ def test_a_compiled_engine_trains_as_one_that_is_not(backend):
         if compiled:
             engine.compile(backend=backend, compile_kwargs={"dynamic": False})
             assert engine.is_compiled
-            engine.compile(backend=backend)  # as DeepSpeed, no second time
+            engine.compile(backend=backend)  # a second call has no effect, as in DeepSpeed
         losses.append([])
         for step in range(3):
             loss = engine(batch(step))
@@ -182,7 +182,8 @@ def test_bounds_that_trl_reckons_need_not_be_whole():
     config = {"zero_optimization": {"stage": 3}, **bounds}
     engine = artesian.initialize(model=torch.nn.Linear(2, 2), config=config)[0]
     assert engine.zero_optimization_stage() == 3
-    with pytest.raises(artesian.Error, match="sub_group_size"):  # others must be
+    # names of other groups must be given
+    with pytest.raises(artesian.Error, match="sub_group_size"):
         artesian.initialize(
             model=torch.nn.Linear(2, 2), config={"zero_optimization.sub_group_size": 0.5}
         )
@@ -307,7 +308,7 @@ else:
 
 
 def run_trainer(folder, *words, **config):
-    """What it prints under DeepSpeed's name, and as plain Trainer."""
+    """Runs a script under DeepSpeed's name and with plain Trainer; returns what it prints."""
     (folder / "script.py").write_text(TRAINER)
     path = trainer_test.config_for(folder, **config)
     ours = hf.run(folder, "script.py", *words, path)
@@ -321,7 +322,7 @@ def test_trainers_torch_compile(tmp_path):
 
 
 def test_a_trainer_evaluates_before_it_trains(tmp_path):
-    """Where its schedule's length, which is auto, is 0."""
+    """The length of the config's schedule, which is "auto", is 0."""
     config = {"optimizer": trainer_test.OPTIMIZER, "scheduler": trainer_test.SCHEDULER}
     ours, plain = run_trainer(tmp_path, "--evaluate", **config)
     assert ours == pytest.approx(plain, rel=1e-5)

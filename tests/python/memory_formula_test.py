@@ -34,7 +34,7 @@ class Shape:
     vocab: int
     tied: bool = True
     dtype: str = "fp16"
-    grad_dtype: str = ""  # of accumulation; empty: dtype, as long as accumulation is below 8
+    grad_dtype: str = ""  # default by accumulation; empty: the dtype, as accumulation is below 8
     micro_batch: int = 1
     accumulation: int = 1
     length: int = 64
@@ -50,7 +50,7 @@ class Shape:
     sub_group: int = 1_000_000_000
     buffers: int = 4
     engine: str = "auto"
-    ffn: int = 0  # a Llama, with an MLP of this width
+    ffn: int = 0  # makes the model a Llama with an MLP of this width
     key_heads: int = 0
     cpu_checkpointing: bool = False
     compute: str = "fp32"
@@ -167,7 +167,8 @@ SHAPES = {
 
 
 def gpt2_stages(shape):
-    """Per stage its parameters as (name, elements); the first of the model is the looked-up one."""
+    """Returns the parameters of each stage as (name, elements); the model's first parameter is
+    looked up."""
     c, inner = shape.hidden, 4 * shape.hidden
     table = shape.vocab * c
     block = {
@@ -203,16 +204,16 @@ def llama_stages(shape):
 class Unit:
     key: object
     persistent: bool
-    table: bool  # that is looked up, or the head's
+    table: bool  # a table that is looked up, or the head's
     elements: int = 0
     stages: set = dataclasses.field(default_factory=set)
-    stays: bool = False  # meant for NVMe, and in spare device memory
-    in_host: bool = False  # meant for NVMe, and in spare host memory
+    stays: bool = False  # meant for NVMe, kept in spare device memory
+    in_host: bool = False  # meant for NVMe, kept in spare host memory
 
 
 class Formula:
-    """The formulas of docs/memory.md, in bytes. Padding (at most 4 KiB a parameter) is left out.
-    host() comes first: what it keeps there is not elsewhere."""
+    """The formulas of docs/memory.md, in bytes, without padding (at most 4 KiB a parameter). Call
+    host() first: what it keeps in host memory is not elsewhere."""
 
     def __init__(self, shape, without=None):
         self.shape = shape
@@ -237,8 +238,8 @@ class Formula:
             self.stay_on_device()
 
     def list_units(self, kept):
-        """In model order: a stage's streamed and its persistent parameters; the tables each by
-        itself."""
+        """Lists units in model order: a stage's streamed and its persistent parameters; each table
+        by itself."""
         units = []
         for index, stage in enumerate(self.stages):
             parts = {}
@@ -248,7 +249,7 @@ class Formula:
                 if unit is None:
                     unit = Unit(key, persistent=name in kept, table=name in TABLES)
                     units.append(unit)
-                if unit.table and unit.stages:  # tied: met before
+                if unit.table and unit.stages:  # a tied table has its unit already
                     size = 0
                 unit.elements += size
                 unit.stages.add(index)
@@ -259,11 +260,11 @@ class Formula:
         return 0 if term == self.without else size
 
     def width(self, unit):
-        """Bytes of a gathered element: tables are taken as they are stored."""
+        """Returns bytes of a gathered element: tables are used as they are stored."""
         return self.p if unit.table else self.c
 
     def in_place(self, unit):
-        """Compute reads its home itself."""
+        """True if compute reads the unit's home directly."""
         in_memory = self.shape.param != "nvme" or unit.persistent or unit.stays or unit.in_host
         return in_memory and self.width(unit) == self.p
 
@@ -272,7 +273,7 @@ class Formula:
         return sum(self.c * unit.elements for unit in units)
 
     def device_homes(self):
-        """What is not for streamed parameters."""
+        """Returns bytes of homes that are not of streamed parameters."""
         shape = self.shape
         homes = self.p * (self.all if shape.param == "none" else self.persistent)
         homes += self.s * self.all if shape.optimizer == "none" else 0
@@ -283,7 +284,7 @@ class Formula:
         return sum(unit.elements for unit in self.units if unit.stays)
 
     def slots(self):
-        """Bytes of all slots, of the stage with most, and of that with most beside it."""
+        """Returns bytes of all slots, of the largest stage, and of the largest beside it."""
 
         def of_stage(index, without):
             return sum(
@@ -305,14 +306,14 @@ class Formula:
         return whole, need, following
 
     def room(self):
-        """Of device memory for what is meant for NVMe, and for slots."""
+        """Returns bytes of device memory for parameters meant for NVMe, and for slots."""
         return self.shape.device * MIB - self.device_homes() - self.p * self.staying()
 
     def stay_on_device(self):
-        """Gives what is meant for NVMe homes in spare device memory."""
+        """Gives parameters meant for NVMe homes in spare device memory."""
         shape = self.shape
         if shape.param == "nvme":
-            if self.p != self.c:  # tables first: each saves its slot, too
+            if self.p != self.c:  # tables first: each also saves its slot
                 for unit in self.units:
                     unit.stays = unit.table and not unit.persistent
                     if unit.stays and self.room() < sum(self.slots()[1:]):
@@ -370,12 +371,14 @@ class Formula:
         return self.g * max(sum(size for _, size in stage) for stage in self.stages)
 
     def worth(self):
-        """How often a step moves a byte of each kind to or from NVMe, if it is there."""
+        """Returns how often a step moves a byte of each kind to or from NVMe, if that is its
+        home."""
         shape = self.shape
         whole, largest, following = self.slots()
         for_slots = largest + following if shape.optimizer == "nvme" else self.room()
         kept = shape.live >= self.all and whole <= min(self.room(), for_slots)
-        fetches = 0 if kept else 1  # in backward; forward is given what the update makes
+        # fetched in backward; forward uses what the update has just made
+        fetches = 0 if kept else 1
         update = 1 if shape.dtype == "fp16" else 2
         return {
             "tied gradient": 4 if shape.tied else 2,  # rows are added after everything else
@@ -386,12 +389,12 @@ class Formula:
         }
 
     def input_bytes(self):
-        """Of one stage and micro-batch."""
+        """Returns bytes of the input of one stage and micro-batch."""
         shape = self.shape
         return self.c * shape.micro_batch * shape.length * shape.hidden
 
     def at_once(self):
-        """Micro-batches whose inputs are kept in tiers at once."""
+        """Returns the number of micro-batches whose inputs are kept in tiers at once."""
         room = self.shape.activation * MIB // self.input_bytes()
         return max(1, min(self.shape.accumulation, room))
 
@@ -404,8 +407,8 @@ class Formula:
         return min(room // 8, 2 * self.input_bytes(), 64 * MIB)
 
     def keep(self, room):
-        """Fills `room` of host memory: all gradients if they fit; then what is worth most, of equal
-        worth in this order. Returns the bytes of each kind that are there."""
+        """Fills `room` of host memory: all gradients if they fit; then what saves most, in this
+        order if equal. Returns the bytes kept of each kind."""
         shape = self.shape
         kinds = ["tied gradient", "gradients", "parameters", "inputs", "optimizer"]
         there = dict.fromkeys(kinds, 0)
@@ -425,7 +428,7 @@ class Formula:
                 count = min(self.all_inputs(), (room - sum(there.values())) // self.input_bytes())
                 there[kind] = count * self.input_bytes()
                 continue
-            # Unit by unit, in model order, each that still fits.
+            # Unit by unit in model order: each one that still fits.
             units = self.units
             if kind != "parameters":
                 units = units[:1] if kind == "tied gradient" else units[1:]
@@ -500,11 +503,11 @@ class Formula:
         return [self.device(), host, sum(self.swap()), self.activations()]
 
     def tile(self):
-        """Of the head's table, or of its gradient."""
+        """Returns bytes of a tile of the head's table, or of its gradient."""
         return 4 * min(self.shape.vocab * self.shape.hidden, TILE)
 
     def activations(self, first_step=False):
-        """In the first step one micro-batch goes ahead alone."""
+        """In the first step one micro-batch runs ahead alone."""
         shape = self.shape
         tokens, c = shape.micro_batch * shape.length, shape.hidden
         kept = 8 * c + 3 * shape.ffn if shape.ffn else 16 * c  # numbers a token in a block
@@ -532,8 +535,8 @@ def write_inputs(folder, shape):
 
 
 def swap_sizes(folder):
-    """Bytes allocated in each directory of the run, which removes them at its end: os.walk passes
-    over a directory that is gone, pathlib's glob does not."""
+    """Returns the bytes allocated in each directory of the run. Uses os.walk, which ignores a
+    directory that is removed meanwhile; pathlib's glob does not."""
     sizes = {}
     for place, _, names in os.walk(folder):
         key = pathlib.Path(place).relative_to(folder).parts[:1]
@@ -548,7 +551,7 @@ def swap_sizes(folder):
 
 
 def train(folder, shape):
-    """The lines of the log, and the most bytes seen in each swap directory."""
+    """Returns the lines of the log, and the most bytes seen in each swap directory."""
     write_inputs(folder, shape)
     arguments = f"--model model --init --data tokens.bin --config ds.json --steps {STEPS}"
     arguments += f" --seq-len {shape.length} --log-jsonl steps.jsonl --quiet"
@@ -563,7 +566,8 @@ def train(folder, shape):
         assert run.returncode == 0, errors.read()
     lines = (folder / "steps.jsonl").read_text().splitlines()
     assert not list(folder.glob("swap*"))
-    sizes = [seen[key] for key in sorted(seen) if seen[key] > MIB]  # an empty one has its headers
+    # an empty swap file has only its headers
+    sizes = [seen[key] for key in sorted(seen) if seen[key] > MIB]
     return [json.loads(line) for line in lines], sizes
 
 

@@ -1,7 +1,7 @@
-"""Proves that memory that cannot be had is refused before the first step: in memory control groups
-that are smaller than what a run or a plan takes no process ends by SIGKILL, whatever the budgets;
-what is refused names its key and the bytes that are missing; and budgets that are more than there
-is are said. `artesian train` and `artesian plan` agree.
+"""Proves that memory that is not available is refused before the first step: in memory control
+groups smaller than a run or a plan needs no process ends by SIGKILL, whatever the budgets; a
+refusal names its key and the missing bytes; a budget above what is available is reported. `artesian
+train` and `artesian plan` agree.
 
 ARTESIAN_SOAK=1 tries all groups from 200 to 800 MiB with twelve budgets each."""
 
@@ -89,7 +89,7 @@ def test_item_1_budgets_above_the_machine_are_said(place):
 
 
 def test_item_10_a_refusal_for_bytes_says_the_parameter_count(place):
-    """One line, from a run and from a plan, for memory and for the disk."""
+    """A refusal for memory or disk is one line, from a run and from a plan."""
     config = with_budgets(place, 1, 1)
     for done in [place.run("--init", config=config, seq_len=64), place.run_plan(config)]:
         (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
@@ -99,7 +99,7 @@ def test_item_10_a_refusal_for_bytes_says_the_parameter_count(place):
 
 
 def test_item_13_without_proc_a_run_trains(place):
-    """Memory is asked of sysinfo; a warning says so."""
+    """Without /proc, sysinfo gives the memory; a warning says so."""
     def hide_proc():
         if limits.libc.unshare(0x20000) != 0:  # CLONE_NEWNS
             os._exit(77)

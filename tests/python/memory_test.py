@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 MIB = 1 << 20
 BUDGET = 768 * MIB
 RSS_MAX = int(2.2 * 1024 * MIB)
-BASE_MAX = 350 * MIB  # the program and its libraries
+BASE_MAX = 350 * MIB  # for the program and its libraries
 DISK_NEEDED = 8 << 30
 
 
@@ -73,7 +73,7 @@ def test_355m_parameters_train_in_two_budgets_of_768_mib(tmp_path):
     assert peak["device"] <= BUDGET
     assert peak["host"] <= BUDGET
     assert peak["process_rss"] < RSS_MAX
-    # Nothing but what is reported: the gradients that autograd holds are in two of the parts.
+    # All memory is in reported parts: the gradients that autograd holds are in two of them.
     assert peak["program"] <= BASE_MAX
     parts = ["program", "device", "host", "activations", "heap"]
     explained = sum(peak[part] for part in parts) - peak["gradients"]

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 CHECKPOINTING = ["none", "reentrant", "non-reentrant"]
 PLACES = ["memory", "nvme"]
 STEPS = 20
-# Of a loss: within 1e-6 on most processors, 1.9e-6 was seen on one. AdamW's first steps turn what
-# rounding leaves of a gradient into whole steps, so that another order of sums is seen.
+# Tolerance of a loss: within 1e-6 on most processors, 1.9e-6 on one. AdamW's first steps amplify
+# rounding errors of a gradient to whole steps, so another order of sums shows.
 NOISE = 5e-6
 # CLIP, SigLIP and wav2vec2 own a parameter above their blocks, and DeBERTa hands one to a norm, so
 # that two units are in use at once. That a norm reads another's parameter is known from the first
@@ -42,13 +42,13 @@ def engine_for(name, model, place, folder):
 
 
 def loss_of(model, batch, step):
-    transformers.set_seed(100 + step)  # of dropout, and of what wav2vec2 masks by NumPy
+    transformers.set_seed(100 + step)  # for dropout, and for what wav2vec2 masks by NumPy
     return model(**batch(step)).loss
 
 
 def digest_for(name, gradients, **more):
-    """Of an engine on the CPU that has taken one step with exactly these gradients: each unit's
-    function is replaced by one that is linear in its parameters."""
+    """Returns the digest of an engine on the CPU after one step with exactly these gradients: each
+    unit's function is replaced by one that is linear in its parameters."""
     model, _ = small_models.make(name)
     config = small_models.config_for(**more)
     engine = artesian.initialize(model=model, config=config, device="cpu")[0]

@@ -38,7 +38,7 @@ def test_each_mutant_changes_one_line_that_runs():
     assert {(9, "comparison"), (9, "and, or"), (9, "branch turned"), (10, "statement"),
             (12, "not"), (13, "statement"), (14, "operator"), (14, "statement"), (15, "word"),
             (15, "statement"), (16, "returned value"), (7, "constant")} <= changed  # fmt: skip
-    assert not any("got" in mutant.what for mutant in found)  # what is only told
+    assert not any("got" in mutant.what for mutant in found)  # texts of messages are not changed
 
 
 def test_the_cheapest_tests_that_cover_a_line_are_run():
@@ -51,7 +51,8 @@ def test_the_cheapest_tests_that_cover_a_line_are_run():
     assert tests_of(16, 60) == (["b_test.py::other"], True, 1.0)
     chosen, whole, _ = tests_of(9, 10)
     assert (chosen, whole) == (["a_test.py::quick", "b_test.py::other"], False)
-    chosen, whole, _ = tests_of(9, 100)  # by file, so that what a file sets up is set up once
+    # grouped by file, so that a file's fixtures are set up once
+    chosen, whole, _ = tests_of(9, 100)
     assert whole and chosen == ["a_test.py::quick", "a_test.py::slow", "b_test.py::other"]
     at_import = mutants.Mutant("page.py", 4, "", "", in_function=False)
     assert mutants.tests_of(at_import, known, 10)[0] == ["a_test.py::quick", "b_test.py::other"]

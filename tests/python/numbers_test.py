@@ -1,7 +1,7 @@
 """Proves that training computes what its settings say: losses, gradient norms, learning rates, loss
-scales and final weights of a small GPT-2 are those of a plain PyTorch script that starts from the
-same Hugging Face directory and reads the same tokens (reference_training.py). And that the digest
-of a run does not depend on where its state lives or on what is printed.
+scales and final weights of a small GPT-2 are those of a plain PyTorch script
+(reference_training.py) that starts from the same Hugging Face directory and reads the same tokens.
+And that the digest of a run does not depend on where its state lives or on what is printed.
 
 Tolerances are relative and stated where they are used; the share that a run needs of each is
 printed (pytest -s)."""
@@ -30,14 +30,15 @@ VOCABULARY = 512
 STEPS = 20
 FP32_TOLERANCE = 1e-5  # two orders of summation, nothing else
 WEIGHTS_TOLERANCE = 2e-4
-# Sums of another order round to another 16-bit number now and then, and the runs part slowly:
-# losses and norms need room for that. So these two see a wrong scale, clip or schedule, and
-# hardly where gradients are rounded.
+# Sums in another order sometimes round to another 16-bit number, so the runs diverge slowly, and
+# losses and norms need a wide tolerance. They show a wrong scale, clip or schedule, but hardly
+# where gradients are rounded.
 LOSS_TOLERANCE_16_BIT = 2e-4
 NORM_TOLERANCE_16_BIT = 1e-3
-# That shows in the first norm, while the weights are the same. Right rules agree to 1e-7. Wrong
-# ones differ by 3e-6 or more in bf16 and 2.7e-7 in fp16 with accumulation: rounding once a step, or
-# only the sums; adding the embedding's rows in every micro-batch, or without rounding them.
+# Wrong rounding of gradients shows in the first norm, while the weights are the same. Right rules
+# agree to 1e-7. Wrong ones differ by 3e-6 or more in bf16 and 2.7e-7 in fp16 with accumulation:
+# rounding once a step, or only the sums; adding the embedding's rows in every micro-batch, or
+# without rounding them.
 FIRST_NORM_TOLERANCE = {"bf16": 1e-6, "fp16": 2e-7}
 
 
@@ -63,7 +64,7 @@ def inputs(tmp_path_factory):
         )
         model = transformers.GPT2LMHeadModel(config)
         model.save_pretrained(folder / name)
-    # Fewer samples than a run reads, and a rest: the stream wraps around inside the run.
+    # Fewer samples than a run reads, and a rest: the stream wraps around during the run.
     source = numpy.random.default_rng(12)
     tokens = [7]
     for jump in source.integers(0, 3, size=LENGTH * 30 + 5):
@@ -74,8 +75,8 @@ def inputs(tmp_path_factory):
 
 
 def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **changes):
-    """A config whose parameters all move, unless `offload` is "none"; of nvme, host memory has room
-    for a part of the state."""
+    """Returns a config in which all parameters are offloaded, unless `offload` is "none"; with
+    "nvme", host memory has room for a part of the state."""
     place = {"device": offload}
     if offload == "nvme":
         (tmp_path / "nvme").mkdir(exist_ok=True)
@@ -101,7 +102,7 @@ def make_config(tmp_path, offload="nvme", accumulation=1, optimizer=None, **chan
 
 
 def artesian(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
-    """Runs the program, without --steps if that is None; (finished process, log lines)."""
+    """Runs the program, without --steps if that is None; returns (finished process, log lines)."""
     folder, _ = inputs
     (tmp_path / "config.json").write_text(json.dumps(config))
     log = tmp_path / "steps.jsonl"
@@ -109,7 +110,8 @@ def artesian(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
     words += ["--config", tmp_path / "config.json", "--seq-len", LENGTH]
     words += [] if steps is None else ["--steps", steps]
     words += ["--order", "sequential", "--log-jsonl", log, *flags]
-    # One thread: the model is so small that a second one only waits, long on a busy machine.
+    # One thread: the model is so small that a second thread would only wait, for long on a busy
+    # machine.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [str(word) for word in words]
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
@@ -118,7 +120,7 @@ def artesian(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
 
 
 def train_both(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
-    """(our log lines, the reference's Run) of a run that succeeds."""
+    """Returns (our log lines, the reference's Run) of a run that must succeed."""
     done, ours = artesian(inputs, tmp_path, config, *flags, model=model, steps=steps)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in ours] == list(range(1, len(ours) + 1))
@@ -130,7 +132,7 @@ def train_both(inputs, tmp_path, config, *flags, model="tied", steps=STEPS):
 
 
 def assert_near(name, ours, expected, tolerance):
-    """Both are lists of numbers; prints the largest share of the tolerance that is used."""
+    """Compares two lists of numbers; prints the largest share of the tolerance that is used."""
     assert len(ours) == len(expected)
     ours, expected = numpy.array(ours, dtype=float), numpy.array(expected, dtype=float)
     share = numpy.max(numpy.abs(ours - expected) / (tolerance * numpy.abs(expected)))
@@ -143,7 +145,7 @@ def column(lines, name):
 
 
 def assert_lr(ours, expected):
-    """Equal but for the order of operations of one formula in double."""
+    """Learning rates must be equal, except for the order of operations of one formula in double."""
     lr = numpy.array(column(ours, "lr"))
     assert numpy.allclose(lr, column(expected.steps, "lr"), rtol=1e-14, atol=0), lr
 
@@ -151,8 +153,8 @@ def assert_lr(ours, expected):
 def assert_weights_near(start, end, expected):
     """Each tensor's distance from the expected one is small against the way it went.
 
-    A key's bias moves all scores of a query alike and so has no gradient; what rounding leaves in
-    its place is blown up by Adam, in any implementation, so that part is not compared."""
+    A key's bias moves all scores of a query alike and so has no gradient; every implementation of
+    Adam amplifies the rounding errors in its place, so that part is not compared."""
     before, after = load_file(start / "model.safetensors"), load_file(end / "model.safetensors")
     shares = {}
     for name, weight in expected.items():
@@ -182,7 +184,7 @@ def test_fp32_is_plain_pytorch(inputs, tmp_path, run):
     config = make_config(tmp_path, **changes)
     flags = ["--save", tmp_path / "saved", "--save-dtype", "fp32"]
     ours, expected = train_both(inputs, tmp_path, config, *flags, model=model)
-    if "gradient_clipping" not in config:  # the formula is at work, if clipping is on at all
+    if "gradient_clipping" not in config:  # the norms show that clipping is active, if it is on
         assert max(column(ours, "grad_norm")) > 1.5
     assert ours[-1]["loss"] < ours[0]["loss"] - 0.3
     for name in ["loss", "grad_norm"]:
@@ -238,7 +240,7 @@ SCHEDULES = {
 def test_schedules(inputs, tmp_path, name):
     kind, params = SCHEDULES[name]
     config = make_config(tmp_path, "none", scheduler={"type": kind, "params": params})
-    # --steps would have to equal total_num_steps; two epochs go past it.
+    # --steps would have to equal total_num_steps; two epochs exceed it.
     ours, expected = train_both(inputs, tmp_path, config, "--epochs", 2, steps=None)
     assert len(ours) == 30
     assert_lr(ours, expected)
@@ -248,13 +250,14 @@ def test_schedules(inputs, tmp_path, name):
 
 
 def assert_overflows_are_clear(run):
-    """Which gradients overflow must not hang on how sums are ordered."""
+    """Checks that the order of sums does not decide which gradients overflow."""
     for line, ratio in zip(run.steps, run.overflow_ratios):
         assert not 0.98 < ratio < 1.02, (line, ratio)
 
 
 def assert_16_bit_run(ours, expected, first_norm_tolerance):
-    """Scales, overflows and lr agree exactly, the rest within the tolerances."""
+    """Checks that scales, overflows and learning rates agree exactly, the rest within the
+    tolerances."""
     for name in ["loss_scale", "overflow"]:
         assert column(ours, name) == column(expected.steps, name)
     assert_lr(ours, expected)
@@ -268,7 +271,7 @@ def assert_16_bit_run(ours, expected, first_norm_tolerance):
     assert_near("first grad_norm", [first[0]], [first[1]], first_norm_tolerance)
 
 
-# The first steps overflow, and growth brings more of them.
+# The first steps overflow, and growth of the scale causes more overflows.
 HALF = {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 4, "hysteresis": 1}
 ROUNDED_RUNS = {
     "bf16": {"bf16": {"enabled": True}},
@@ -290,7 +293,7 @@ def test_16_bit_rounds_where_the_rules_say(inputs, tmp_path, run):
     changes = dict(ROUNDED_RUNS[run])
     model = changes.pop("model", "tied")
     config = make_config(tmp_path, **changes)
-    config["optimizer"]["params"]["lr"] = 1e-3  # the runs part the slower
+    config["optimizer"]["params"]["lr"] = 1e-3  # so that the two runs diverge more slowly
     flags = ["--save", tmp_path / "saved"]
     ours, expected = train_both(inputs, tmp_path, config, *flags, model=model)
     dtype = "fp16" if "fp16" in config else "bf16"
@@ -355,7 +358,8 @@ def test_overflow_at_the_minimum_ends_the_run(inputs, tmp_path):
     print(errors[0])
     assert "minimum loss scale" in errors[0] and "fp16.min_loss_scale" in errors[0]
     assert errors[0].startswith("artesian: error: step 3: gradient of wte.weight: got ")
-    assert set(column(ours, "overflow_parameter")) == {"wte.weight"}  # the first in model order
+    # the first parameter in model order
+    assert set(column(ours, "overflow_parameter")) == {"wte.weight"}
     assert os.listdir(tmp_path / "nvme") == []
 
 

@@ -52,8 +52,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the example for four steps of two micro-batches; what it has measured, and the calls
-    that the GPU has seen, as (kind, bytes), step by step, what comes before them first."""
+    """Runs the example for four steps of two micro-batches. Returns its figures, and the calls that
+    the GPU received as (kind, bytes), by step; calls before the first step come first."""
 
     def start(config=None):
         (tmp_path / "measured.py").write_text(MEASURED)
@@ -61,7 +61,7 @@ def run(tmp_path):
         log.unlink(missing_ok=True)
         environment = hf.environment(tmp_path, as_deepspeed=config is not None)
         environment = cuda_of_nothing.variables(environment, log)
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # else most of the memory is cuBLAS'
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # otherwise most of the memory is cuBLAS's
         (tmp_path / "start" / "sitecustomize.py").write_text(hf.START.format(folder=str(PACKAGE)))
         paths = environment["PYTHONPATH"].split(os.pathsep)
         paths[paths.index(str(hf.BUILD / "python"))] = str(PACKAGE)
@@ -80,7 +80,7 @@ def run(tmp_path):
             main = main or thread
             if kind == "step":
                 calls.append([])
-            elif kind != "wait" or thread == main:  # Gloo's threads wait, too, beside it
+            elif kind != "wait" or thread == main:  # Gloo's threads also wait
                 calls[-1].append((kind, int(size)))
         return json.loads(line.removeprefix("MEASURED ")), calls
 
@@ -93,7 +93,7 @@ def config_of(folder, stage, offload):
     config["zero_optimization"] = {"stage": stage, "offload_optimizer": section}
     if stage == 3:
         config["zero_optimization"]["offload_param"] = section
-    host = "8MiB" if offload == "cpu" else "2MiB"  # which does not hold all
+    host = "8MiB" if offload == "cpu" else "2MiB"  # a budget that does not hold everything
     config["artesian"] |= {"device_memory": "1500KiB", "host_memory": host}
     path = folder / "config.json"
     path.write_text(json.dumps(config))
@@ -115,7 +115,8 @@ def test_the_example_asks_of_a_gpu_what_is_planned(run, tmp_path):
         assert len(calls) == len(plain_calls) == 5
         step, plain_step = calls[3], plain_calls[3]
         assert count(step, "product") == count(plain_step, "product")
-        more = count(step, "wait") - count(plain_step, "wait")  # than Trainer's own, for its log
+        # more waits than Trainer's own, which are for its log
+        more = count(step, "wait") - count(plain_step, "wait")
         assert more <= 3 * 2, (stage, offload)
         figures = {kind: (count(step, kind), count(plain_step, kind))
                    for kind in ("launch", "copy", "wait")}  # fmt: skip

@@ -60,7 +60,7 @@ class PaperLamb(torch.optim.Optimizer):
 
 
 def orthogonal(x):
-    """Five Newton-Schulz iterations of Jordan et al. 2024, in x's dtype."""
+    """Five Newton-Schulz iterations (Jordan et al. 2024), in x's dtype."""
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = x if x.size(0) <= x.size(1) else x.T
     wide = wide / (wide.norm() + 1e-7)
@@ -71,8 +71,8 @@ def orthogonal(x):
 
 
 class PaperMuon:
-    """Of matrices, and filters as rows of one, with Nesterov's momentum, as DeepSpeed; AdamW of all
-    else."""
+    """Muon for matrices and for filters as rows of a matrix, with Nesterov's momentum, as in
+    DeepSpeed; AdamW for all else."""
 
     def __init__(self, groups, muon_lr, adam_lr, momentum, weight_decay):
         parameters = [p for group in groups for p in group["params"]]
@@ -99,7 +99,7 @@ class PaperMuon:
 
 
 OPTIM = torch.optim
-# What is trained, its reference, and the constants of both.
+# optimizer -> the trained model, its reference optimizer, and the constants of both.
 CASES = {
     "sgd": ("SGD", OPTIM.SGD, {"lr": 0.1, "weight_decay": 0.1}),
     "momentum": (
@@ -152,7 +152,8 @@ def net(case=None):
     if case == "muon filters":
         return nn.Sequential(
             nn.Unflatten(1, (1, 24)), nn.Conv1d(1, 1, 1), nn.Unflatten(2, (8, 3)),
-            nn.Conv2d(1, 8, (3, 1)), nn.Flatten(), nn.Tanh(), nn.Linear(144, 2000),  # > 1 MiB
+            # larger than 1 MiB
+            nn.Conv2d(1, 8, (3, 1)), nn.Flatten(), nn.Tanh(), nn.Linear(144, 2000),
             nn.Tanh(), nn.Linear(2000, 8)
         )  # fmt: skip
     return nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 8))
@@ -166,7 +167,7 @@ def loss_of(model, step):
 
 
 def groups_of(model, lr):
-    """Biases have constants of their own."""
+    """Returns parameter groups in which biases have constants of their own."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
     return [{"params": weights}, {"params": biases, "lr": lr / 2, "weight_decay": 0.0}]
@@ -180,7 +181,7 @@ def engine_for(case, model, folder=None, moments="fp32", **more):
     kind, _, params = CASES[case]
     values = {**params, "betas": list(params["betas"])} if "betas" in params else {**params}
     config = small_models.config_for(folder, **more)
-    if case == "adam":  # else it is AdamW, as in DeepSpeed
+    if case == "adam":  # otherwise it is AdamW, as in DeepSpeed
         values["adam_w_mode"] = False
     config["optimizer"] = {"type": kind, "params": values}
     config["artesian"]["moments"] = moments
@@ -215,7 +216,7 @@ def test_twenty_steps_are_those_of_the_reference(case):
     engine = engine_for(case, model)
     train(engine, 20)
     for ours, theirs, first in zip(masters(engine, model), plain.parameters(), before, strict=True):
-        assert (theirs - first).norm() > 1e-3 * first.norm()  # they have moved
+        assert (theirs - first).norm() > 1e-3 * first.norm()  # the weights have moved
         assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
     engine.destroy()
 
@@ -238,8 +239,8 @@ RESUMED = [
 
 @pytest.mark.parametrize(("case", "dtype", "moments"), RESUMED)
 def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, moments, tmp_path):
-    """On the device; on NVMe with a checkpoint after two steps; from it two more steps with the
-    state in host memory."""
+    """On the device; on NVMe with a checkpoint after two steps; and two more steps from that
+    checkpoint with the state in host memory."""
 
     def make():
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -272,7 +273,7 @@ def test_bits_are_those_of_each_place_and_of_a_resume(case, dtype, moments, tmp_
 
 
 def test_moments_of_two_bytes_are_rounded_to_nearest():
-    """One step from nothing: what fp32 has, rounded. Then a training that goes almost the same."""
+    """After one step moments are the fp32 ones, rounded; a longer training is almost the same."""
     ends = []
     for moments in ("fp32", "bf16"):
         model = net()
@@ -348,7 +349,7 @@ EXPORTED = {"momentum": OPTIM.SGD, "adagrad": OPTIM.Adagrad, "rms momentum": OPT
 
 @pytest.mark.parametrize("case", [*EXPORTED, "lion", "lamb"])
 def test_exports_have_the_moments_of_each_optimizer(case, tmp_path):
-    """And torch's own optimizer takes those of DCP."""
+    """torch's own optimizer loads those of DCP."""
     model = net()
     engine = engine_for(case, model)
     train(engine, 2)
@@ -461,7 +462,7 @@ def test_one_cycle_leaves_what_has_no_betas():
 
 
 def test_what_deepspeeds_muon_updates_and_ours_does_not_is_one_warning(caplog):
-    """And what is no matrix at all is refused where it is to be one."""
+    """A parameter that must be a matrix and is none is refused."""
     model = net("muon filters")
     with caplog.at_level(logging.WARNING, logger="artesian"):
         engine = engine_for("muon filters", model)

@@ -1,4 +1,4 @@
-"""The memory of this process that no file backs, looked at by a thread from its making on."""
+"""Memory of this process that no file backs, sampled by a thread."""
 
 import threading
 import time
@@ -12,12 +12,12 @@ def resident():
 
 
 class PeakMemory:
-    """`peaks`: MiB by stage, the name of which the caller changes; until end()."""
+    """`peaks`: MiB by stage, until end(); the caller sets the stage's name."""
 
     def __init__(self, stage="all"):
         self.stage, self.peaks = stage, {}
         self.ended = threading.Event()
-        # A daemon, since a script that fails does not come to end().
+        # A daemon thread, since a script that fails never calls end().
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
 
@@ -28,7 +28,7 @@ class PeakMemory:
             time.sleep(0.005)
 
     def end(self):
-        """Waits for the thread: one that collects torch's garbage when the interpreter ends makes
-        the process abort."""
+        """Waits for the thread: if the thread collects torch's garbage while the interpreter ends,
+        the process aborts."""
         self.ended.set()
         self.thread.join()

@@ -28,14 +28,14 @@ LLAMA_405B = LLAMA | {
     "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }  # fmt: skip
-# Nothing is measured: given rates make the same plan on every machine.
+# Rates are given, not measured, so that the plan is the same on every machine.
 RATES = ["--tflops", "0.5", "--memory-bandwidth", "10", "--nvme-read", "2", "--nvme-write", "1"]
 MIB = 1 << 20
-SLOTS = "512KiB"  # device memory for gathered parameters, and no homes
+SLOTS = "512KiB"  # device memory for gathered parameters, without homes
 
 
 def parameters(model):
-    """Elements of (embedding, a block, final norm, head)."""
+    """Returns the elements of (embedding, a block, final norm, head)."""
     hidden, inner, vocabulary = (
         model[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
@@ -51,7 +51,7 @@ def total(model):
 
 @pytest.fixture
 def job(tmp_path):
-    """Writes model and config into tmp_path; returns what plans them."""
+    """Writes model and config into tmp_path; returns a function that plans them."""
 
     def plan(*flags, model=None, config=None, code=0, rates=RATES):
         folder = tmp_path / "model"
@@ -93,7 +93,8 @@ def ds_config(tmp_path, offload="nvme", **artesian):
             "stage3_param_persistence_threshold": 0,
             "stage3_max_live_parameters": 0,
         },
-        # One micro-batch after the other, unless a test says otherwise; fp32 on every processor.
+        # Micro-batches run one after the other unless a test says otherwise; computed in fp32 on
+        # every processor.
         "artesian": {
             "device_memory": "64MiB", "host_memory": "1MiB", "activation_memory": 1,
             "compute_dtype": "fp32",
@@ -102,12 +103,13 @@ def ds_config(tmp_path, offload="nvme", **artesian):
 
 
 def image(*parameters):
-    """Elements of a unit: each parameter begins at a multiple of 2048, and it ends at one."""
+    """Returns the elements of a unit: each parameter begins, and the unit ends, at a multiple of
+    2048."""
     return sum((numel + 2047) // 2048 * 2048 for numel in parameters)
 
 
 def images(model):
-    """Elements of (the embedding, all blocks, final norm and head)."""
+    """Returns the elements of (the embedding, all blocks, final norm and head)."""
     hidden, inner, vocabulary = (
         model[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
@@ -120,19 +122,20 @@ def images(model):
 
 def test_bytes_are_the_closed_form(figures, tmp_path):
     artesian = ds_config(tmp_path, speculative_update=False, device_memory=SLOTS)["artesian"]
-    # As many bytes of gradients whatever micro-batches there are: they take spare host memory.
+    # bf16, so that the bytes of gradients in host memory do not depend on the number of
+    # micro-batches.
     under_forward = {"artesian": artesian, "data_types": {"grad_accum_dtype": "bf16"}}
     for micro_batches in [1, 2, 4, 8]:
         plan = figures(config=under_forward | {"gradient_accumulation_steps": micro_batches})
         embedding, blocks, head = images(LLAMA)
         elements = embedding + blocks + head
-        # Forward and backward read everything, but for the table that backward does not need, and
-        # for what the first forward gets from the update, which reads the old ones instead: they
-        # are the upper halves of the master weights.
+        # Forward and backward read all parameters, except the table, which backward does not need,
+        # and except those that the update gives to the first forward. The update reads the old
+        # parameters, which are the upper halves of the master weights.
         fetched = 2 * (2 * (blocks + head) + embedding) * micro_batches
         moved = plan["bytes_per_step"]
         assert moved["nvme_read"]["param"] == fetched
-        state = plan["memory"]["nvme"]["optimizer"]  # the rest of it is in spare host memory
+        state = plan["memory"]["nvme"]["optimizer"]  # the rest of the state is in spare host memory
         assert 0 < state < 10 * elements
         assert moved["nvme_read"]["optimizer"] == state
         assert moved["nvme_write"] == {
@@ -155,7 +158,7 @@ def test_what_host_memory_keeps_is_not_in_the_closed_form(figures, tmp_path, mic
     plan = figures(config=config | {"gradient_accumulation_steps": micro_batches})
     embedding, blocks, head = images(LLAMA)
     memory, moved = plan["memory"], plan["bytes_per_step"]
-    resident = memory["host"]["param"]  # not of the embedding, which backward does not read
+    resident = memory["host"]["param"]  # without the embedding, which backward does not read
     assert 0.8 * 2 * kept < resident < 2 * kept
     fetched = 2 * (2 * (blocks + head) + embedding) - 2 * resident
     assert moved["nvme_read"]["param"] == fetched * micro_batches
@@ -191,7 +194,7 @@ def test_time_follows_from_the_given_rates(figures, tmp_path):
     step, moved = plan["step"], plan["bytes_per_step"]
     tokens = 2 * 128
     _, block, norm, head = parameters(LLAMA)
-    weights = 3 * (block - 2 * 64) + head  # matrices alone
+    weights = 3 * (block - 2 * 64) + head  # matrices only
     flops = tokens * (6 * weights + 12 * 3 * 64 * 128)
     assert step["tokens"] == tokens
     assert step["model_seconds"] == pytest.approx(flops / 0.5e12, rel=1e-6)
@@ -200,7 +203,8 @@ def test_time_follows_from_the_given_rates(figures, tmp_path):
     read, written = moved["nvme_read"]["total"] / 2e9, moved["nvme_write"]["total"] / 1e9
     assert step["busy_s"]["nvme_read"] == pytest.approx(read)
     assert step["busy_s"]["nvme_write"] == pytest.approx(written)
-    # No faster than the disk, which reads and writes share, nor than all one after the other.
+    # Not faster than the disk, which reads and writes share, and not slower than everything in
+    # sequence.
     busy = sum(step["busy_s"].values())
     assert read + written <= step["seconds"] <= busy
     assert 0 <= step["compute_idle_share"] < 1
@@ -311,7 +315,8 @@ def test_a_gpus_kinds_of_work_have_rates_of_their_own(figures):
     assumed = {rate["name"]: rate for rate in plan["rates"]}
     assert [assumed[name]["value"] for name in given] == [0.25, 2000, 5]
     for name, flag in given.items():
-        # Launches are most of what so small a model takes, so others show where they cost nothing.
+        # So small a model mostly waits for launches, so the other rates show only where launches
+        # cost nothing.
         others = [] if name == "launch" else ["--launch", "1e-6"]
         times = [
             figures("--gpus", "1", *others, flag, str(value))["step"]["model_seconds"]
@@ -460,7 +465,7 @@ def test_a_signal_ends_it_at_once_while_it_plans(job, tmp_path, number, code):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own, and what changes its size."""
+    """A file system of its own, and a function that changes its size."""
     folder = tmp_path / "small"
     folder.mkdir()
 
@@ -479,13 +484,14 @@ def test_what_the_disk_turns_out_to_have_no_room_for_is_passed_over(job, tmp_pat
             "num_key_value_heads": 4}  # fmt: skip
     memory = {"device_memory": "8MiB", "host_memory": "24MiB", "compute_dtype": "fp32"}
     config = ds_config(folder) | {"artesian": memory}
-    job(model=wide, config=config)  # it fits
+    job(model=wide, config=config)  # this model fits
     command = [ARTESIAN, "plan", "--model", "model", "--config", "ds.json", "--measure", *RATES[2:]]
     running = subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert "measuring one block" in running.stderr.readline()  # it has seen the disk
+    # the plan has checked the disk by then
+    assert "measuring one block" in running.stderr.readline()
     assert resize("8m")
     text, errors = running.communicate()
     assert running.returncode == 0, errors
@@ -605,7 +611,7 @@ def test_a_disk_that_is_too_small_is_refused_with_the_bytes_missing(job, figures
         needed, missing = map(int, found.groups())
         assert missing == pytest.approx(needed - free, rel=0.1)
         assert os.listdir(folder) == []
-        # With GPUs nothing is known of the disk.
+        # With GPUs, nothing is assumed about the space on the disk.
         plan = figures("--gpus", "1", model=model, config=config | {"artesian": {
             "device_memory": "512MiB", "host_memory": "2GiB", "speculative_update": False,
         }})  # fmt: skip
@@ -629,7 +635,7 @@ def test_parameters_and_optimizer_state_may_have_a_disk_each(figures, tmp_path):
         assert state > 0 and rest > 0
         assert busy[name] == pytest.approx(state / rates[name]["value"] * 1e-9), link
         assert busy[f"param_{name}"] == pytest.approx(rest / rates[name]["value"] * 1e-9), link
-    # Here both are on one disk, of which each rate that is given holds.
+    # Parameters and optimizer state are on one disk here, for which each given rate holds.
     names = {rate["name"] for rate in figures(**settings)["rates"]}
     assert "param_nvme_read" not in names
 
@@ -707,7 +713,7 @@ def test_inputs_go_to_tiers_where_nothing_else_fits(job, figures):
     )
     cuda = 1 << 30
     assert in_tiers < kept
-    plan = planned(kept + cuda, {})  # a byte too little for inputs that stay
+    plan = planned(kept + cuda, {})  # one byte too little for inputs that stay on the device
     assert plan["memory"]["activations"] == in_tiers
     assert plan["memory"]["host"]["input"] > 0
     note = next(note for note in plan["notes"] if note.startswith("activation_checkpointing: "))
@@ -717,7 +723,7 @@ def test_inputs_go_to_tiers_where_nothing_else_fits(job, figures):
         assert candidate["activation_checkpointing"] and candidate["cpu_checkpointing"]
     text = planned(kept + cuda, {}, job).stdout
     assert ", activation_checkpointing.cpu_checkpointing, micro-batch 1 x 1" in text
-    # What the note says to set is a configuration of that plan.
+    # The setting that the note recommends gives the same plan.
     assert planned(kept + cuda, section("cpu_checkpointing"))["step"] == plan["step"]
 
 
@@ -729,11 +735,12 @@ def test_405_billion_parameters_on_512_gpus(figures, tmp_path):
     elements = total(LLAMA_405B)
     assert plan["model"]["parameters"] == elements
     state, host = plan["memory"]["nvme"], plan["memory"]["host"]
-    # All of it in host memory, and max_in_cpu 0: the old parameters are farther than whole weights.
+    # With all of it in host memory and max_in_cpu 0, the old parameters are on NVMe, so whole
+    # weights move fewer bytes.
     assert state["optimizer"] == 0
     assert host["optimizer"] == pytest.approx(12 * elements / 512, rel=0.001)
     assert state["param"] == pytest.approx(2 * elements / 512, rel=0.001)
-    # Each rank receives all parameters but its share, twice: nothing is kept between.
+    # Each rank receives all parameters but its share, twice: nothing is kept in between.
     embedding, _, head = images(LLAMA_405B)
     bus = plan["bytes_per_step"]["bus"]["param"]
     assert bus == pytest.approx(2 * (2 * elements - embedding) * 511 / 512, rel=0.001)
@@ -746,7 +753,7 @@ def test_more_ranks_need_less_memory_of_each(figures):
     for gpus in ["1", "4"]:
         plan = figures("--gpus", gpus, "--device-memory", "4GB", "--host-memory", "1GB")
         used.append(plan["memory"]["nvme"]["optimizer"])
-    assert used[1] == pytest.approx(used[0] / 4, rel=0.15)  # and padding
+    assert used[1] == pytest.approx(used[0] / 4, rel=0.15)  # equal except for padding
 
 
 def test_shapes_that_no_matrix_unit_likes_are_named(figures):
@@ -755,7 +762,8 @@ def test_shapes_that_no_matrix_unit_likes_are_named(figures):
 
 
 def test_a_model_far_larger_than_host_memory_is_planned_as_quickly(job):
-    """Each ring between the longest and the shortest was filled with residents: hours."""
+    """If each ring between the longest and the shortest were tried with all residents, planning
+    would take hours."""
     done = job("--params", "7e9", "--gpus", "1", "--host-memory", "2GiB", "--json", "-",
                config={"artesian": {}})  # fmt: skip
     assert json.loads(done.stdout)["memory"]["host"]["used"] <= 2 << 30

@@ -1,5 +1,5 @@
-"""Proves that artesian.polling reaches the rings of a training: the kernel's thread of SQPOLL is
-there, or one line says why not, and the bits are the same."""
+"""Proves that artesian.polling takes effect in a training: the kernel's SQPOLL thread exists, or
+one line says why not, and the bits are the same."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def test_sqpoll_is_a_thread_of_the_kernel(place):
         seen = polls(process)
         process.kill()
         _, errors = process.communicate(timeout=60)
-        for left in place.nvme.iterdir():  # of a killed run
+        for left in place.nvme.iterdir():  # files of the killed run
             left.unlink()
         if "refused" in errors or "is not available" in errors:
             pytest.skip("no SQPOLL here")

@@ -1,7 +1,7 @@
-"""Proves that engines keep to themselves: in forked children they are refused, and nothing of the
-parent's is touched or waited for; many may be there at once; one that ends, or is collected in a
-cycle, or breaks off in the middle, leaves no file, thread, descriptor or mapping; and Ctrl-C may
-come anywhere."""
+"""Proves that engines do not disturb other processes or each other: forked children refuse them
+without touching or waiting for anything of the parent's; many may exist at once; an engine that
+ends, is collected in a cycle, or breaks off leaves no file, thread, descriptor or mapping; and
+Ctrl-C may come at any line."""
 
 import gc
 import os
@@ -44,18 +44,18 @@ def digest_after(steps):
 
 
 def run(program, folder):
-    """In a process of its own, which may kill itself."""
+    """Runs the program in a new process, which may kill itself."""
     words = [sys.executable, "-c", program, str(small_models.BUILD / "python"),
              os.path.dirname(__file__), str(folder)]  # fmt: skip
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
 
 
 def in_child(function):
-    """What the function returns or raises in a forked child, as a text."""
+    """Returns what the function returns or raises in a forked child, as text."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # it may wait for a thread that it has not
+        signal.alarm(30)  # the child might wait for a thread that it does not have
         try:
             text = str(function())
         except BaseException as error:
@@ -74,7 +74,7 @@ def test_children_are_refused_and_touch_nothing(tmp_path):
     engine = start(model, tmp_path)
     take_steps(engine, batch)
     with torch.no_grad():
-        engine(batch(0))  # brings what persists
+        engine(batch(0))  # gathers the parameters that persist
     files = sorted(os.listdir(tmp_path))
     for call in (lambda: engine(batch(0)), lambda: model(batch(0)), engine.digest, engine.step):
         assert "InvalidError: the engine belongs to the process" in in_child(call)
@@ -126,7 +126,7 @@ def test_twenty_engines_at_once():
         engine.destroy()
     take_steps(engines[1], batch, 1, first=2)
     model = engines[1].module
-    del engines[1]  # without destroy(), which gives the memory back
+    del engines[1]  # without destroy(), which would give the memory back
     gc.collect()
     with pytest.raises(RuntimeError, match="its engine is gone"):
         model.blocks[0].weight.sum()
@@ -151,7 +151,7 @@ def test_an_engine_leaves_nothing_however_it_ends(end, tmp_path):
         model, batch = stack()
         engine = start(model, tmp_path, device_memory="80MiB", host_memory="80MiB")
         take_steps(engine, batch)
-        model.engine = [engine]  # a cycle
+        model.engine = [engine]  # a reference cycle
         engine.kept = engine(batch(1))
 
         def stop(*_):
@@ -171,7 +171,7 @@ def test_an_engine_leaves_nothing_however_it_ends(end, tmp_path):
         if end == "destroyed":
             engine.destroy()
 
-    use()  # what is made once
+    use()  # makes what is made once per process
     gc.collect()
     before = threads(), open_files(), mapped_bytes()
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_what_a_killed_program_left_is_reclaimed(tmp_path):
 
 
 class CtrlC:
-    """Raises KeyboardInterrupt at the n-th line of the package that runs."""
+    """Raises KeyboardInterrupt at the n-th executed line of the package."""
 
     def __init__(self, line):
         self.left = line

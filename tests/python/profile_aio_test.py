@@ -31,7 +31,7 @@ def profile(**changes):
 
 
 class Cache:
-    """Where machine profiles lie, and that of the disk of `place`."""
+    """The folder of machine profiles, and the profile of `place`'s disk."""
 
     def __init__(self, place):  # noqa: F811
         self.folder = place.folder / "cache"
@@ -54,7 +54,7 @@ def cache(place, monkeypatch):  # noqa: F811
 
 
 def aio_lines(place, **flags):  # noqa: F811
-    """What a run that must succeed says of I/O settings, and its digest."""
+    """Returns what a run that must succeed prints about I/O settings, and its digest."""
     result = place.run(log_jsonl=place.log, **flags)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if ": aio: " in line]
@@ -71,13 +71,14 @@ def test_a_profile_is_taken_where_the_config_has_no_aio_section(place, cache):  
     cache.write(profile())
     assert aio_lines(place) == ([SAID.format(place.nvme)], digest)
     assert aio_lines(place, config=decided(place, queue_depth=8)) == ([], digest)
-    assert aio_lines(place, config=decided(place)) == ([], digest)  # an empty one decides as well
+    # an empty aio section decides as well
+    assert aio_lines(place, config=decided(place)) == ([], digest)
 
 
 def target_of(link):
     try:
         return os.readlink(link)
-    except FileNotFoundError:  # closed by now
+    except FileNotFoundError:  # the descriptor is closed by now
         return ""
 
 
@@ -86,7 +87,7 @@ def rings(place, **flags):  # noqa: F811
     links = [target_of(link) for link in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()]
     process.kill()
     process.communicate(timeout=60)
-    for left in place.nvme.iterdir():  # of a killed run
+    for left in place.nvme.iterdir():  # files of the killed run
         left.unlink()
     return sum("io_uring" in link for link in links)
 

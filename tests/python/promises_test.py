@@ -120,7 +120,7 @@ def test_deepspeeds_adam_decays_as_its_mode_says(kind, decoupled):
 
 def test_a_foreign_optimizer_is_refused_and_never_replaced():
     class Own(torch.optim.AdamW):
-        """Its step may do anything."""
+        """An optimizer class of the user's, whose step may do anything."""
 
     for kind in (Own, torch.optim.LBFGS):
         model = small_models.stack()[0]
@@ -133,21 +133,23 @@ def test_a_foreign_optimizer_is_refused_and_never_replaced():
 
 
 class EndsTheChild:
-    """Among what an engine takes off a model, or ends: a tracker that would close its run."""
+    """An object that ends the process when an engine ends it: like a tracker that closes its
+    run."""
 
     def remove(self):
         os._exit(3)
 
 
 def test_a_forked_child_that_ends_leaves_its_parents_engine_alone(tmp_path):
-    """A DataLoader's worker, say: at its end Python runs what is to be run when an engine goes."""
+    """A forked child, such as a DataLoader's worker: when it ends, Python runs the exit functions
+    of the engine."""
     engine = begin(folder=tmp_path)
     take_steps(engine, 1)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     engine._hooks.handles.append(EndsTheChild())
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # a lock of a thread that the child does not have
+        signal.alarm(20)  # the child might wait for a lock held by a thread that it does not have
         engine.destroy()
         if zero.engine_of(engine.module.scale) is not engine:
             os._exit(4)
@@ -185,7 +187,7 @@ class Reads(nn.Module):
 
 
 def start(model, **more):
-    """All parameters are gathered when they are used."""
+    """Starts an engine in which every parameter is gathered for its use."""
     return small_models.start(model, **more)
 
 
@@ -211,8 +213,8 @@ def test_parameters_given_by_keyword_are_seen():
 
 
 def test_a_pass_inside_of_a_reentrant_checkpoint_is_no_evaluation():
-    """Its gradients are those without one; and what a training pass has learnt is not asked of an
-    evaluation, which may read other parameters."""
+    """Gradients are those without a checkpoint; and an evaluation is not expected to read the
+    parameters that a training pass was seen to read."""
     torch.manual_seed(0)
     model = Reads()
     plain = copy.deepcopy(model)
@@ -288,7 +290,7 @@ def test_outputs_in_plain_dataclasses_have_gradients():
             engine, plain, reference, lambda m, at=step: m(words(at))
         )
         assert loss == pytest.approx(expected, rel=1e-6)
-    assert engine._core.open_max == 1  # each is released when its own gradients are there
+    assert engine._core.open_max == 1  # each unit is released when its own gradients exist
 
 
 def test_modules_that_must_not_be_split_are_units():
@@ -372,7 +374,7 @@ def test_weights_are_gathered_for_a_save_only_where_the_config_says_so(name):
 
 @pytest.mark.parametrize("array", ["fp32_high", "fp32_low", "exp_avg_sq_signed"])
 def test_every_block_of_an_array_is_compared_with_its_checksum(array, tmp_path, capsys):
-    """The last rank's arrays are of several blocks; a byte of each one's last element is turned."""
+    """The last rank's arrays have several blocks; a byte of the last element of each is flipped."""
     MadeUp(numel=4 * 2048 + 60).write(tmp_path)
     whole = zero_to_fp32.Checkpoint(tmp_path)
     dtype, rows = whole.manifest.arrays[0][array]
@@ -444,7 +446,7 @@ def test_a_note_of_the_config_is_logged_once_at_its_level(caplog):
 
 
 def test_what_is_written_below_stage_3_is_in_every_copy_that_leaves(tmp_path):
-    """Between two passes, so that nothing else has asked for changes."""
+    """Changes between two passes are noticed, though nothing else has asked for them."""
     model = small_models.stack()[0]
     config = {**small_models.config_for(**WIDE), "zero_optimization": {"stage": 2}}
     engine = artesian.initialize(model=model, config=config)[0]
@@ -454,7 +456,7 @@ def test_what_is_written_below_stage_3_is_in_every_copy_that_leaves(tmp_path):
         with torch.no_grad():
             weight.fill_(value)
 
-    def all_are(values, expected):  # a master weight has bits below those of bf16
+    def all_are(values, expected):  # a master weight has more bits than bf16
         return bool((values.bfloat16() == expected).all())
 
     write(0.25)

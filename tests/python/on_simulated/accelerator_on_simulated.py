@@ -108,8 +108,8 @@ def test_memory_that_is_freed_while_another_stream_reads_it(sim, records):
 def test_models_have_the_bits_of_the_cpu(order, name):
     torch.manual_seed(3)
     model, batch = small_models.make(name)
-    model.eval()  # dropout draws other numbers there,
-    model.set_attn_implementation("eager")  # and the CPU has fused attention
+    model.eval()  # dropout draws other numbers on the device,
+    model.set_attn_implementation("eager")  # and the CPU has a fused attention
     there = copy.deepcopy(model).to("sim")
     losses = []
     for each in (model, there):

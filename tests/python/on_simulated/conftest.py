@@ -21,7 +21,7 @@ native = sys.modules["_simulated"]
 
 @pytest.fixture
 def sim():
-    """What the accelerator has seen, from here on."""
+    """The accelerator; the test sees what happens from here on."""
     native.set_order("late")
     torch.accelerator.synchronize()
     native.forget_counts()

@@ -35,7 +35,7 @@ def test_ranks_have_the_bits_of_one(sim, tmp_path):
     torch.set_num_threads(1)
     for case, of_ranks in zip(CASES, run_ranks(tmp_path, CASES), strict=True):
         of_one = ranks_worker.run(case, 0, 1, tmp_path)
-        assert str(of_ranks) == str(of_one), case  # a norm may be NaN
+        assert str(of_ranks) == str(of_one), case  # compared as text, since a norm may be NaN
 
 
 def test_what_ranks_have_saved_goes_on(sim, tmp_path):

@@ -23,7 +23,7 @@ def trained(place, folder, name="gpt2", steps=1, **more):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_copies_of_state_are_those_of_the_cpu(order, place, tmp_path):
-    """The engine there has the gradients that plain PyTorch has there."""
+    """The engine on the device has the gradients that plain PyTorch has there."""
     model, batch = small_models.make("gpt2")
     plain = zoo_on_simulated.plain_on_device(model, "fp32")
     zoo_on_simulated.loss_of(plain, batch, 0).backward()
@@ -106,7 +106,7 @@ def steps_of(engine, count):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_checkpoint_is_gone_on_from_to_the_same_bits(order, place, tmp_path):
-    """Its dropout draws from the device's generator, and its buffers are there."""
+    """Dropout draws from the device's generator, and buffers are on the device."""
     transformers.set_seed(5)
     model = Normed()
     config = zoo_on_simulated.config_for(place, tmp_path)
@@ -155,7 +155,7 @@ def test_the_config_names_the_device(sim):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_adapters_are_trained_and_texts_generated(order, place, tmp_path):
-    """With frozen parameters, and evaluations of the whole model between two steps."""
+    """With frozen parameters, and with evaluations of the whole model between two steps."""
     import peft
 
     def make():

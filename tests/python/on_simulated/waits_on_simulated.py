@@ -16,7 +16,8 @@ import transformers
 import zoo_on_simulated
 from artesian.native import _C
 
-# What is left out without a trace, by function: an order that is made twice, so either one will do.
+# Functions whose place may be left out without a trace, and why: the order is made twice, so either
+# place is enough.
 TWICE = "settle() joins the queues, and the host waits for the copies, too"
 AT_THE_END = "when an engine closes; the arena's memory is given back once all has passed, too"
 HARMLESS = {
@@ -39,8 +40,8 @@ RUNS = {
 
 
 def engine_for(place, model, folder, **more):
-    """With the state in memory, or on NVMe, there is hardly more device memory than for one unit,
-    so that slots are used again and again."""
+    """With the state in memory or on NVMe, device memory holds hardly more than one unit, so that
+    slots are reused often."""
     if place == "stage 2":
         config = zoo_on_simulated.config_for("cpu", folder, **more)
         config["zero_optimization"] = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
@@ -57,7 +58,8 @@ def engine_for(place, model, folder, **more):
 
 
 def train(sim, place, more, folder):
-    """The digest and losses of two steps of two micro-batches, with an evaluation between."""
+    """Returns the digest and losses of two steps of two micro-batches, with an evaluation in
+    between."""
     model, batch = small_models.make("gpt2")
     more = {"gradient_accumulation_steps": 2, "gradient_clipping": 1.0, **more}
     engine = engine_for(place, model, folder, **more)
@@ -76,14 +78,14 @@ def train(sim, place, more, folder):
 
 
 def in_child(work):
-    """What the work returns in a process of its own; None if that ends otherwise."""
+    """Returns what `work` returns in a child process; None if the child ends in another way."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        signal.alarm(60)  # what is left out may make it wait for ever
+        signal.alarm(60)  # without the place, the child may wait for ever
         try:
             os.write(write, json.dumps(work()).encode())
         finally:
@@ -96,7 +98,7 @@ def in_child(work):
 
 
 def functions_of(sites):
-    """The functions that the places are in."""
+    """Returns the functions that contain the places."""
     names = subprocess.run(
         ["nm", "-C", "--defined-only", _C.__file__], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -143,7 +145,7 @@ def test_each_wait_is_needed(sim, tmp_path):
                 break
         else:
             silent.append(f"{functions[site]} ({site}): {', '.join(names)}")
-    # One of the two is needed: without all of them something shows.
+    # One of the two is needed: if all of them are left out, something shows.
     twice = [site for site in seen if HARMLESS.get(functions[site]) == TWICE]
     assert in_child(lambda: expected["cpu"][1](drops=twice)) != expected["cpu"][0]
     print("\n".join(shown.values()))

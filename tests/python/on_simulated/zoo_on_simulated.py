@@ -13,7 +13,7 @@ from small_models import artesian
 
 PLACES = ["none", "cpu", "nvme"]
 DTYPES = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
-# Two models everywhere, the others on NVMe.
+# Two models with every placement, the others on NVMe.
 CASES = [
     *(
         (name, dtype, place)
@@ -53,7 +53,7 @@ def engine_for(name, model, place, folder, **more):
 def plain_on_device(model, dtype):
     plain = copy.deepcopy(model)
     if dtype == "bf16":
-        for parameter in plain.parameters():  # buffers stay as they are
+        for parameter in plain.parameters():  # the dtype of buffers stays
             parameter.data = parameter.data.bfloat16()
     return plain.to("sim")
 
