@@ -26,7 +26,7 @@ using zero3::StateKind;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using Names = std::vector<std::pair<std::string, std::string>>;
-using Files = std::map<std::string, std::string>;  // bytes, by name
+using Files = std::map<std::string, std::string>;  // name -> bytes
 using Numbers = std::vector<std::uint32_t>;
 using Stages = std::vector<std::tuple<std::string, Numbers, std::optional<std::uint32_t>>>;
 // lr, weight_decay, beta1, beta2, eps, dampening, nesterov, lr_decay, min_coeff, max_coeff,
@@ -39,7 +39,7 @@ std::vector<NamedTensor> named(const NamedTensors& tensors) {
   return result;
 }
 
-/// An engine waits for its disk, and logs, when it ends.
+/// Destroying an engine waits for its disk and logs, so it must not hold the GIL.
 struct EndWithoutGil {
   void operator()(HookedEngine* engine) const {
     const py::gil_scoped_release released;
@@ -58,8 +58,8 @@ std::vector<zero3::GroupStep> group_steps(const Constants& groups) {
   return steps;
 }
 
-/// Asks Python, from whichever thread. What it raises is not for the pass that is under way: then
-/// nothing is known.
+/// Calls the Python function from any thread. Its exceptions must not reach the current pass: the
+/// constants then count as unknown.
 zero3::UnitUses::Constants asking(py::function ask) {
   const auto without_python = [](py::function* held) {
     const py::gil_scoped_acquire acquired;
@@ -79,9 +79,9 @@ zero3::UnitUses::Constants asking(py::function ask) {
   };
 }
 
-/// `constants`: returns those of the next step, as step() takes them. groups[i]: parameter i's, of
-/// `group_count`. A stage is a name, its parameters, and the one that it looks up; `tables`: those
-/// that are read by look_up and multiply alone.
+/// `constants`: returns the next step's constants, in the form of step()'s argument. groups[i]: the
+/// group of parameter i, of `group_count`. A stage is a name, its parameters, and the parameter
+/// that it looks up; `tables`: parameters that are only read by look_up and multiply.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, const Stages& stages,
               const Numbers& tables, const Numbers& matrices, const NamedTensors& others,
@@ -141,7 +141,7 @@ Pass pass_of(bool evaluate) {
   return evaluate ? Pass::Evaluate : Pass::Train;
 }
 
-/// Returns what Python is told of a step.
+/// The figures of a step as a Python dict.
 py::dict told(const zero3::StepResult& result) {
   py::dict values;
   values["step"] = result.step;
@@ -186,7 +186,7 @@ void leave(HookedEngine& engine, std::uint32_t stage, const std::vector<at::Tens
   without_gil([&] { return uses->leave(stage, outputs, failed); });
 }
 
-/// Calls a function that throws what LibTorch throws, which Python gets as it does from torch.
+/// Calls a function that may throw LibTorch's exceptions, which Python gets as from torch.
 template <auto Function, typename... Arguments>
 at::Tensor compute(HookedEngine& engine, const Arguments&... arguments) {
   zero3::UnitUses* uses = value_or_raise(engine.uses());
@@ -297,7 +297,7 @@ std::string save_checkpoint(HookedEngine& engine, const std::string& directory,
   });
 }
 
-/// Returns what Python is told of a checkpoint that was loaded.
+/// The description of a loaded checkpoint as a Python dict.
 py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, const std::string& tag,
                          bool strict, bool optimizer_states) {
   const zero3::LoadRequest request{.directory = directory,
@@ -321,7 +321,7 @@ py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, con
   return values;
 }
 
-/// `make`: a capsule with a MakeBackend.
+/// `make`: a capsule that contains a MakeBackend.
 void add_device_backend(const std::string& type, const py::capsule& make) {
   const auto kind = c10::Device(type).type();
   zero3::add_backend(kind, reinterpret_cast<zero3::MakeBackend>(make.get_pointer()));

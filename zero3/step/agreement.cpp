@@ -9,17 +9,17 @@
 
 namespace artesian::zero3 {
 
-/// As many bytes whatever it is about.
+/// A message of fixed length.
 struct Agreement::Control {
   Kind kind{};
   std::uint32_t flags = 0;      // asked to stop, or ready
   std::uint64_t step = 0;       // number of the step in the run
-  std::uint64_t done = 0;       // micro-batches of it
-  std::uint64_t following = 0;  // micro-batches of the forward
+  std::uint64_t done = 0;       // micro-batches done in this step
+  std::uint64_t following = 0;  // micro-batches in this forward
   std::uint64_t tokens = 0;
   std::uint64_t constants = 0;  // digest of an update's constants
-  std::uint64_t unit = 0;       // the first that is entered
-  std::uint64_t units = 0;      // the digest of all
+  std::uint64_t unit = 0;       // the first unit that is entered
+  std::uint64_t units = 0;      // digest of all units
 
   bool same_call(const Control& other) const noexcept {
     return kind == other.kind && step == other.step && done == other.done;
@@ -42,7 +42,7 @@ struct Agreement::Control {
 
 namespace {
 
-/// The values of all ranks, each as many bytes.
+/// The values of all ranks, with equal sizes.
 template <typename Value>
 std::vector<Value> read_all(const std::vector<std::byte>& bytes) {
   std::vector<Value> values(bytes.size() / sizeof(Value));
@@ -61,7 +61,7 @@ std::string join(const Agreement::Facts& facts) {
   return text;
 }
 
-/// The line that begins at `at`; moves behind it.
+/// The line that begins at `at`; moves `at` behind it.
 std::string next_line(const std::string& text, std::size_t& at) {
   const std::size_t end = std::min(text.find('\n', at), text.size());
   std::string line = text.substr(at, end - at);

@@ -47,7 +47,7 @@ Result<std::unique_ptr<StepCore>> StepCore::create(ModelShape shape, const Confi
   std::unique_ptr<StepCore> core(new StepCore(std::move(shape), config, options, executor));
   auto built = core->build();
   if (!built.has_value()) {
-    static_cast<void>(core->close().has_value());  // the first error is the one that matters
+    static_cast<void>(core->close().has_value());  // the first error is the one to report
     if (built.error().code == ErrorCode::Timeout) core->stalled_ = true;
     return std::move(built).error();
   }
@@ -62,7 +62,7 @@ Result<void> StepCore::build() {
   return agree_on(lay_out(), "the state to be laid out");
 }
 
-/// All that holds the training, where it goes. What one rank has no room for ends all.
+/// Creates all parts that hold the training. If one rank lacks room, all ranks fail.
 Result<void> StepCore::lay_out() {
   ARTESIAN_TRY(placement, place());
   ARTESIAN_TRY_VOID(create_state(std::move(placement)));
@@ -91,8 +91,7 @@ Result<void> StepCore::lay_out() {
   ARTESIAN_CHECK(final_by_stage_.size() == layout().stages.size(), final_by_stage_.size());
   under_backward_.emplace(config_, *state_, shape_.stages, options_.hooked, *gradients_,
                           *optimizer_);
-  // With several ranks the shares of what were updated so would have to come together before the
-  // norm is known.
+  // With several ranks, updated shares would have to be gathered before the norm is known.
   const auto share = options_.group != nullptr ? 0.0 : options_.share_under_backward;
   if (under_backward_->undecided() && share.has_value()) {
     ARTESIAN_TRY_VOID(under_backward_->decide(*share));
@@ -116,7 +115,7 @@ Result<void> StepCore::lay_out() {
   return {};
 }
 
-/// Decides where everything goes, with its notes in the log.
+/// Decides the placement, and logs its notes.
 Result<Placement> StepCore::place() const {
   const std::size_t sizes = options_.input_elements.size();
   if (sizes != 0 && sizes != shape_.stages.size()) {
@@ -149,7 +148,7 @@ Result<Placement> StepCore::place() const {
   return placement;
 }
 
-/// The I/O engine, and the state that it serves.
+/// Creates the I/O engine, and the state that uses it.
 Result<void> StepCore::create_state(Placement placement) {
   ARTESIAN_TRY(paths, swap_paths_of(config_, options_.path_disks));
   tiering::Device& device = options_.device != nullptr ? *options_.device : tiering::host_device();
@@ -191,7 +190,7 @@ Result<void> StepCore::check(StepCall call, const char* name) const {
   return out_of_order(name, advice(call));
 }
 
-/// Says why a call is out of order, and which call must come first.
+/// Explains why a call is out of order, and which call must come first.
 std::string StepCore::advice(StepCall call) const {
   if (call == StepCall::Initialize) return "the engine has its weights; create another one";
   const bool checkpoint =
@@ -232,7 +231,7 @@ std::string StepCore::advice(StepCall call) const {
       micro_batches_, config_.accumulation_steps);
 }
 
-/// Keeps what reading the weights moves and takes out of the step that it falls into.
+/// Excludes the bytes and time of reading the weights from the step in which it occurs.
 template <typename Read>
 auto StepCore::of_no_step(const Read& read) {
   const StepFigures::Mark before = figures_->mark();
@@ -247,7 +246,7 @@ Result<void> StepCore::initialize(WeightSource& weights, const Optimizer::Progre
   return become_ready();
 }
 
-/// The homes are filled.
+/// Called once the homes are filled.
 Result<void> StepCore::become_ready() {
   ARTESIAN_TRY_VOID(remember(prefetcher_->gather_persistent()));
   ARTESIAN_TRY_VOID(remember(gather_persistent_shares()));
@@ -307,10 +306,10 @@ Result<void> StepCore::leave(const AccessOrder::Access& units) {
 
 Result<void> StepCore::end_forward(std::span<const double> losses) {
   ARTESIAN_TRY_VOID(check(StepCall::EndForward, "end_forward"));
-  ARTESIAN_TRY_VOID(remember(complete_pending()));  // updates units that no stage has
+  ARTESIAN_TRY_VOID(remember(complete_pending()));  // updates units that belong to no stage
   losses_pending_.assign(losses.begin(), losses.end());
-  if (!meets()) {                   // ranks that do, tell each other behind the backward
-    if (first_uses_.has_value()) {  // a caller's model need not follow its stages
+  if (!meets()) {                   // ranks that do meet there communicate after the backward
+    if (first_uses_.has_value()) {  // the order in a caller's model may differ from its stages
       optimizer_->set_order(*first_uses_);
       first_uses_.reset();
     }
@@ -337,7 +336,7 @@ Result<void> StepCore::refuse_forward() noexcept {
   return {};
 }
 
-/// As if the forward had not been tried.
+/// Resets to the state before the forward.
 void StepCore::take_forward_back() noexcept {
   prefetcher_->rewind(forward_position_);
   if (first_uses_.has_value()) first_uses_->clear();
@@ -397,8 +396,8 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
   return {};
 }
 
-/// Beside a separate device the host's cores have time under the last backward to sum the squares
-/// of what is final: the norm after it then finds them. Of what is updated there that is known.
+/// With a separate device the host's cores have time under the last backward to sum the squares of
+/// final gradients, so that the norm finds them. For units updated there they are known already.
 void StepCore::sum_ahead(std::size_t stage) noexcept {
   ARTESIAN_CHECK(stage < final_by_stage_.size(), stage, final_by_stage_.size());
   if (!last_backward_ || !state_->separate_device() || options_.hooked) return;
@@ -406,7 +405,8 @@ void StepCore::sum_ahead(std::size_t stage) noexcept {
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
       if (updates && under_backward_->units()[unit]) continue;
-      static_cast<void>(gradients_->sum_final(unit));  // the norm reports what is not finite
+      // The norm reports values that are not finite.
+      static_cast<void>(gradients_->sum_final(unit));
     }
     return {};
   });
@@ -455,7 +455,7 @@ void StepCore::break_pass() noexcept {
   step_state_ = StepState::Broken;
 }
 
-/// Gives up what the step under way holds and has begun, and nothing of the step before it.
+/// Drops what the current step holds and has begun, but nothing of the previous step.
 Result<void> StepCore::take_step_back() {
   if (failed_ahead_.has_value()) return *failed_ahead_;
   ARTESIAN_TRY_VOID(settle_shares());
@@ -507,8 +507,8 @@ Result<void> StepCore::end_evaluation(bool refused) {
     if (!of_others.has_value() && !agreement_.refused()) return fail(std::move(of_others).error());
   }
   if (refused) prefetcher_->rewind(0);
-  // Where nothing is trained the next evaluation follows, of a token say, and what it needs first
-  // is fetched and kept for it.
+  // If nothing is trained, another evaluation usually follows (such as the next token), so its
+  // first units are prefetched and kept.
   const auto& units = layout().units;
   const bool trains =
       std::any_of(units.begin(), units.end(), [](const Unit& unit) { return unit.trainable; });
@@ -541,7 +541,7 @@ double StepCore::rate_of(const StepRequest& request) const {
   return request.learning_rate.value_or(scheduled_rate());
 }
 
-/// True if an update that began under backward has these constants.
+/// True if an update begun under backward has these constants.
 bool StepCore::is_as_begun(const StepRequest& request) const {
   if (!rate_begun_.has_value()) return true;
   return request.groups == groups_begun_ && rate_of(request) == *rate_begun_;
@@ -551,7 +551,7 @@ std::optional<StepResult> StepCore::take_completed() noexcept {
   return std::exchange(completed_, std::nullopt);
 }
 
-/// The rows' gradients of all micro-batches, from a separate device.
+/// Copies the rows' gradients of all micro-batches from a separate device.
 Result<void> StepCore::bring_rows_to_host() {
   if (!state_->separate_device() || rows_.empty()) return {};
   ARTESIAN_TRY(written, state_->device().record(tiering::Queue::Compute));
@@ -570,7 +570,7 @@ Result<void> StepCore::bring_rows_to_host() {
   return {};
 }
 
-/// After all else: the rows of each parameter that is looked up, once, in canonical order.
+/// Adds, after everything else, the rows of each looked-up parameter, once, in canonical order.
 Result<void> StepCore::add_kept_rows() {
   ARTESIAN_TRY_VOID(bring_rows_to_host());
   for (const std::uint32_t parameter : looked_up_) {
@@ -611,13 +611,13 @@ Result<StepResult> StepCore::step(const StepRequest& request) {
   return remember(finish_step(request));
 }
 
-/// Decides what becomes of a step with these gradients.
+/// Decides what happens to a step with these gradients.
 StepVerdict StepCore::judge(const GradientNorm& norm, const StepRequest& request,
                             StepResult& result) {
   ARTESIAN_CHECK(micro_batches_ != 0);
   result.step = ++step_;
   result.loss = loss_sum_ / static_cast<double>(micro_batches_ * agreement_.ranks());
-  result.loss_scale = scaler_.scale();  // what backward used
+  result.loss_scale = scaler_.scale();  // the scale that backward used
   result.lr = rate_of(request);
   result.grad_norm = std::sqrt(norm.sum_squares) / result.loss_scale;
   if (!norm.finite) result.overflow_parameter = shape_.parameters[norm.bad_parameter].name;
@@ -779,7 +779,7 @@ std::string StepCore::describe_io() const {
 Result<void> StepCore::close() {
   if (step_state_ == StepState::Closed) return {};
   step_state_ = StepState::Closed;
-  gathers_.clear();  // before the slots that they are of
+  gathers_.clear();  // before the slots to which they refer
   auto saved = checkpoints_ ? checkpoints_->close() : Result<void>();
   auto cleared = prefetcher_ ? prefetcher_->clear() : Result<void>();
   auto closed = state_ ? state_->close() : Result<void>();

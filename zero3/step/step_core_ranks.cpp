@@ -1,4 +1,4 @@
-// The part of StepCore by which several ranks become one run.
+// The part of StepCore that turns several ranks into one run.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr const char* go_on_by = "; call zero_grad() on all ranks, and go on";
 
 }  // namespace
 
-/// What several ranks must have alike, and what rank 0 decides.
+/// Compares what must be equal on all ranks, and distributes rank 0's decisions.
 Result<void> StepCore::agree() {
   kernels::Digest model;
   for (const ParameterSpec& parameter : shape_.parameters) {
@@ -77,7 +77,7 @@ Result<void> StepCore::check_ranks() const {
     return make_error(ErrorCode::Unsupported,
                       fmt::format("not supported yet with {} ranks: {}", ranks(), what));
   };
-  const auto& parameters = shape_.parameters;  // those that are frozen nobody updates
+  const auto& parameters = shape_.parameters;  // frozen parameters are not updated
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
   const bool whole = (options_.hooked && config_.zero.stage < 3) || separate_device();
@@ -87,10 +87,10 @@ Result<void> StepCore::check_ranks() const {
   return {};
 }
 
-/// Of what is entered, where ranks have their shares of parameters alone; and of what comes next it
-/// begins to, if all ranks have their shares of that at hand: what computes then goes on beside it.
-/// What a rank lacks follows from what has been entered, and from budgets, which are alike: so all
-/// lack the same.
+/// Gathers the shares of the units being entered, if ranks hold only their own shares. It also
+/// begins to gather those of the next access if all ranks have their shares of it in memory, so
+/// that computing overlaps. Which shares are missing follows from earlier accesses and budgets,
+/// which are equal on all ranks, so all ranks lack the same.
 Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
   if (!state_->placement().params_cut) return {};
   std::vector<std::uint32_t> lacking;
@@ -120,7 +120,7 @@ Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
                                 : Result<void>(all_ready.error());
   }
   for (std::size_t place = 0; place < (*all_ready ? lacking.size() : now); ++place) {
-    // Until settle_shares() this pins, once more than who has entered it.
+    // Until settle_shares() this adds one more pin to that of the user.
     ARTESIAN_TRY_VOID(prefetcher_->hold(lacking[place]));
     ARTESIAN_TRY_VOID(begin_gather(lacking[place]));
     if (place + 1 == now) ARTESIAN_TRY_VOID(settle_shares());
@@ -138,7 +138,7 @@ Result<void> StepCore::begin_gather(std::uint32_t unit) {
   return {};
 }
 
-/// Of any rank at any time: nothing begins here.
+/// Called by any rank at any time: nothing is begun here.
 Result<void> StepCore::settle_shares() {
   for (Gather& each : std::exchange(gathers_, {})) {
     ARTESIAN_TRY_VOID(options_.group->end(std::move(each.begun)));
@@ -171,7 +171,7 @@ Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refu
   return refused;
 }
 
-/// All ranks have made their gradients of a micro-batch.
+/// Called when all ranks have computed their gradients of a micro-batch.
 Result<void> StepCore::meet_behind_backward() {
   std::vector<double> losses = std::exchange(losses_pending_, {});
   losses.resize(1);

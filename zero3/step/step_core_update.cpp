@@ -1,5 +1,5 @@
-// The part of StepCore that updates: what the step before has left, under forward, and what of a
-// step's own update its last backward takes.
+// The part of StepCore that makes updates: the previous step's pending update, under forward, and
+// the part of a step's own update made under its last backward.
 #include <algorithm>
 #include <utility>
 
@@ -8,8 +8,8 @@
 
 namespace artesian::zero3 {
 
-/// With the last backward of a step, where that is allowed. How much of the update it gets is
-/// decided once, from the first step that had all there is to a step.
+/// Begins the update with a step's last backward, if that is allowed. The share of the update under
+/// backward is decided once, from the first complete step.
 Result<void> StepCore::begin_update_under_backward(const BackwardRequest& request) {
   under_backward_ns_ = 0;
   const std::uint64_t count = micro_batches_pending_;
@@ -34,10 +34,10 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   return {};
 }
 
-/// A step whose update was all left to the next forward. Who runs a hooked model does not say what
-/// that takes; beside a separate device its calls only enqueue. Backward ends when its last
-/// gradients are there, but this forward may have waited for the update: one computes half as much
-/// as backward, or a third.
+/// Figures of a step whose update was left entirely to the next forward. For a hooked model the
+/// computing times are unknown, and with a separate device the calls only enqueue. Backward ends
+/// when its last gradients have arrived, but this forward may have waited for the update; computing
+/// takes a half or a third of backward's time.
 StepFigure StepCore::figure_of(const StepResult& whole) const {
   const bool told = !state_->separate_device() && !options_.hooked;
   const double backward = told ? whole.backward_s : measured_backward_s_;
@@ -50,8 +50,7 @@ StepFigure StepCore::figure_of(const StepResult& whole) const {
           .gradients = whole.gradient_s};
 }
 
-/// Counts what it moves and how long it takes to the step whose update it is, not to the one under
-/// way.
+/// Counts the work's bytes and time in the step whose update it is, instead of the open one.
 template <typename Work>
 Result<void> StepCore::go_on_updating(const Work& work) {
   ARTESIAN_CHECK(updating_.has_value());
@@ -75,7 +74,7 @@ Result<void> StepCore::update_before_use(std::uint32_t unit) {
   return {};
 }
 
-/// Updates only what needs no waiting: the disk never waits for the model, and the ring is short.
+/// Updates only what needs no waiting, as the disk never waits for the model and the ring is short.
 void StepCore::update_between_operators() noexcept {
   if (failed_ahead_.has_value() || !optimizer_->may_update_ahead()) return;
   const std::uint64_t begin = monotonic_ns();
@@ -94,7 +93,7 @@ Result<void> StepCore::finish_pending() {
   completed_ = std::exchange(updating_, std::nullopt);
   if (completed_->step == step_to_measure_) {
     if (checkpoints_->copying()) {
-      step_to_measure_ = 0;  // the next that is alone with the disk
+      step_to_measure_ = 0;  // the next step that has the disk to itself
     } else {
       measured_ = completed_;
     }

@@ -36,12 +36,12 @@ bool runs_in_current_task(Node* node) {
 }
 
 const AccumulateGrad* as_accumulator(const Node* node) {
-  // A leaf's node has the largest number, which spares the others the cast.
+  // A leaf's node has the largest number, so other nodes need no cast.
   if (node->sequence_nr() != ~std::uint64_t{0}) return nullptr;
   return dynamic_cast<const AccumulateGrad*>(node);
 }
 
-/// Visits the node that computes the tensor, and that of the tensor it is a view of.
+/// Visits the node that computes the tensor, and that of its base if the tensor is a view.
 template <typename Visit>
 void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
   if (!tensor.defined() || !tensor.requires_grad()) return;
@@ -53,7 +53,7 @@ void visit_nodes(const at::Tensor& tensor, const Visit& visit) {
 
 }  // namespace
 
-/// Before each node of a use.
+/// Runs before each node of a use.
 class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
  public:
   explicit OpeningHook(std::shared_ptr<Use> use) : use_(std::move(use)) {}
@@ -64,7 +64,7 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
       if (uses.has_failed(task)) return;
       const bool known = use_->inner.task == task;  // this task has opened the use before
       if (!known) uses.raise(uses.open(use_, task));
-      // Beside a separate device the host's thread is free anyway.
+      // With a separate device the host's thread is idle anyway.
       if (!uses.core_.state().separate_device()) uses.core_.update_between_operators();
     });
     return gradients;
@@ -74,7 +74,8 @@ class UnitUses::OpeningHook final : public torch::autograd::FunctionPreHook {
   std::shared_ptr<Use> use_;
 };
 
-/// After a node with an edge out of the use: takes the gradients of parameters, and hands on none.
+/// Runs after a node with an edge out of the use: takes the gradients of parameters, and passes
+/// none on.
 class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
  public:
   struct Taken {
@@ -109,10 +110,10 @@ class UnitUses::EndingHook final : public torch::autograd::FunctionPostHook {
 
  private:
   std::shared_ptr<Use> use_;
-  Node& node_;  // owns this
+  Node& node_;  // owns this hook
 };
 
-/// Takes what autograd has accumulated for a parameter.
+/// Takes the gradient that autograd has accumulated for a parameter.
 class UnitUses::AccumulateHook final : public torch::autograd::FunctionPostHook {
  public:
   AccumulateHook(std::shared_ptr<Link> link, std::uint32_t parameter)
@@ -171,7 +172,7 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constant
 }
 
 UnitUses::~UnitUses() {
-  const std::lock_guard held(link_->mutex);  // a hook that is at work ends first
+  const std::lock_guard held(link_->mutex);  // waits for a running hook
   watch_.take_gradients_away();
   link_->uses = nullptr;
 }
@@ -180,7 +181,7 @@ std::size_t UnitUses::uses_alive() const noexcept {
   return link_->alive.load(std::memory_order_relaxed);
 }
 
-/// From a hook: autograd stops, and whoever asked it gets the error from backward_ended().
+/// Called by a hook: autograd stops, and backward_ended() returns the error to the caller.
 void UnitUses::raise(Result<void> result) {
   if (result.has_value()) return;
   if (!error_.has_value()) error_ = std::move(result).error();
@@ -231,14 +232,15 @@ Result<void> UnitUses::release(std::uint32_t access) {
 
 Result<void> UnitUses::release_all(const std::vector<std::uint32_t>& accesses) {
   auto outcome = Result<void>();
-  for (const std::uint32_t access : accesses) {  // all of them: what stays pinned, stays for ever
+  // Leave all of them, as units that stay pinned would never be released.
+  for (const std::uint32_t access : accesses) {
     auto released = release(access);
     if (outcome.has_value()) outcome = std::move(released);
   }
   return outcome;
 }
 
-/// Releases the stages of uses that died while they held them.
+/// Releases the stages of uses that were destroyed while holding them.
 Result<void> UnitUses::read_words() {
   Word* word = link_->words.exchange(nullptr, std::memory_order_acquire);
   auto outcome = Result<void>();
@@ -268,7 +270,7 @@ Result<void> UnitUses::begin_pass(Pass pass) {
 Result<void> UnitUses::open_forward() {
   const StepState state = core_.state_of_step();
   if (state == StepState::Backward) {
-    // A forward after the step's last backward joins that backward's micro-batch.
+    // A forward after the step's last backward belongs to that backward's micro-batch.
     if (core_.micro_batches() + 1 >= core_.config().accumulation_steps) return {};
     ARTESIAN_TRY_VOID(close_backward());
   } else if (state == StepState::Forward || state == StepState::AwaitsBackward ||
@@ -287,7 +289,8 @@ Result<void> UnitUses::close_forward_and_backward() {
 
 Result<void> UnitUses::close_backward() {
   auto closed = core_.end_backward(0);
-  if (core_.state_of_step() == StepState::Broken) damaged_ = true;  // another rank's micro-batch is
+  // Another rank's micro-batch is damaged.
+  if (core_.state_of_step() == StepState::Broken) damaged_ = true;
   return closed;
 }
 
@@ -311,7 +314,7 @@ Result<void> UnitUses::enter(std::uint32_t module, Pass pass) {
       continue;
     }
     static_cast<void>(
-        end_call(/*failed=*/true).has_value());  // the first error is the one that matters
+        end_call(/*failed=*/true).has_value());  // the first error is the one to report
     return held;
   }
   return {};
@@ -339,14 +342,14 @@ Result<void> UnitUses::leave(std::uint32_t module, std::span<const at::Tensor> o
   hand_over(frame, outputs);
   if (use != nullptr && current_task() != no_task) {
     ARTESIAN_TRY_VOID(release_ahead());
-    ARTESIAN_TRY_VOID(hold_all(use));  // made by a recomputation, whose backward follows
+    ARTESIAN_TRY_VOID(hold_all(use));  // created by a recomputation, whose backward follows
   }
   auto left = release_all(frame.stages);
   ARTESIAN_TRY_VOID(end_call(failed));
   return left;
 }
 
-/// The first stage that has it.
+/// The first stage with this parameter.
 std::uint32_t UnitUses::owner_of(std::uint32_t parameter) const {
   const auto& stages = core_.shape().stages;
   const auto owner = std::find_if(stages.begin(), stages.end(), [&](const StageSpec& stage) {
@@ -357,8 +360,8 @@ std::uint32_t UnitUses::owner_of(std::uint32_t parameter) const {
   return static_cast<std::uint32_t>(owner - stages.begin());
 }
 
-/// A call may return a parameter, or a view of one, whose stage is then the caller's, too, as if
-/// that had read the parameter itself.
+/// If a call returns a parameter, or a view of one, its stage then also belongs to the calling
+/// module, as if that had read the parameter itself.
 void UnitUses::hand_over(const Frame& frame, std::span<const at::Tensor> outputs) {
   Frames& calls = *frames();
   if (calls.size() < 2) return;
@@ -374,8 +377,8 @@ void UnitUses::hand_over(const Frame& frame, std::span<const at::Tensor> outputs
   }
 }
 
-/// Closes uses whose backward has not begun: of several modules that are computed once more
-/// together, backward begins with the last.
+/// Closes uses whose backward has not begun: if several modules are recomputed together, backward
+/// begins with the last.
 Result<void> UnitUses::release_ahead() {
   const auto open = open_;
   for (const std::weak_ptr<Use>& weak : open) {
@@ -385,12 +388,12 @@ Result<void> UnitUses::release_ahead() {
   return {};
 }
 
-/// Finds the nodes of a call, and hooks them. Null if there are none.
+/// Finds the nodes of a call, and adds hooks to them. Null if there are none.
 std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
                                               std::span<const at::Tensor> outputs) {
-  // Leaves' nodes have the largest number; what the call has made, those of its thread from the
-  // first on. Each thread counts for itself: in a recomputation on a device's thread the input's
-  // node may well have the larger number.
+  // Leaves' nodes have the largest number; the call's nodes have numbers of its thread, from its
+  // first on. Each thread counts separately: in a recomputation on a device's thread the input's
+  // node may have a larger number.
   const auto is_outside = [&](const Node* node) {
     return as_accumulator(node) != nullptr || node->thread_id() != frame.thread ||
            node->sequence_nr() < frame.first_node;
@@ -406,15 +409,15 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
   if (found.empty()) return nullptr;
   std::vector<std::uint32_t> accesses = frame.stages;
   for (std::uint32_t& access : accesses) {
-    // Who reads another module's table may need it in backward.
+    // A reader of another module's table may need it in backward.
     if (access == frame.module) access = in_backward_[access];
   }
   auto use =
       std::make_shared<Use>(link_, frame.stages, units_of(frame.stages), std::move(accesses));
-  for (std::size_t index = 0; index < found.size(); ++index) {  // grows
+  for (std::size_t index = 0; index < found.size(); ++index) {  // `found` grows in the loop
     Node& node = *found[index];
     auto ending = std::make_unique<EndingHook>(use, node);
-    bool ends = true;  // no edge stays inside, or one leaves
+    bool ends = true;  // no edge stays inside the use, or some edge leaves it
     bool leaves = false;
     for (std::size_t edge = 0; edge < node.num_outputs(); ++edge) {
       const std::shared_ptr<Node>& next = node.next_edge(edge).function;
@@ -438,8 +441,8 @@ std::shared_ptr<UnitUses::Use> UnitUses::walk(const Frame& frame,
   return use;
 }
 
-/// The parameter of the use's stages that this node accumulates for, if its gradient is to be taken
-/// before it comes there.
+/// The parameter of the use's stages for which this node accumulates, if its gradient is to be
+/// taken before.
 std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use& use) const {
   const AccumulateGrad* leaf = as_accumulator(&node);
   if (leaf == nullptr || has_hooks(*leaf)) return std::nullopt;
@@ -449,7 +452,7 @@ std::optional<std::uint32_t> UnitUses::parameter_at(const Node& node, const Use&
   return known->second;
 }
 
-/// Returns the first of these stages that has the parameter.
+/// Returns the first of these stages with the parameter.
 std::optional<std::uint32_t> UnitUses::stage_of(std::uint32_t parameter,
                                                 std::span<const std::uint32_t> stages) const {
   const auto found = std::find_if(stages.begin(), stages.end(), [&](std::uint32_t stage) {
@@ -459,16 +462,17 @@ std::optional<std::uint32_t> UnitUses::stage_of(std::uint32_t parameter,
   return found == stages.end() ? std::nullopt : std::optional(*found);
 }
 
-/// Notes a graph task, and has autograd tell us of its end.
+/// Records a graph task, and makes autograd report its end.
 void UnitUses::follow_task(int task) {
   const auto is_it = [task](const Task& known) { return known.number == task; };
   if (std::any_of(tasks_.begin(), tasks_.end(), is_it)) return;
   const bool outermost = tasks_.empty();
-  auto runs = std::make_shared<const int>(task);  // lives as long as the task has its callback
+  auto runs = std::make_shared<const int>(task);  // lives as long as the task keeps its callback
   tasks_.push_back({.number = task, .runs = runs});
   if (outermost) {
     raise(check_stream_of("backward"));
-    if (backwards_ >= backwards_before_) raise(core_.take_update_back());  // one more than before
+    // More backwards than in the previous step.
+    if (backwards_ >= backwards_before_) raise(core_.take_update_back());
     raise(drop_gradients_if_the_caller_did());
     watch_.take_gradients_away();
   }
@@ -492,7 +496,8 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
   follow_task(task);
   ARTESIAN_TRY_VOID(read_words());
   if (!use.holds) ARTESIAN_TRY_VOID(hold_all(opened));
-  if (use.inner.open) use.around.push_back(std::move(use.inner));  // a checkpoint's, in its middle
+  // A checkpoint's task, in the middle of this one.
+  if (use.inner.open) use.around.push_back(std::move(use.inner));
   use.inner = {.task = task, .open = true};
   for (const Use::Ender& ender : use.enders) {
     const std::shared_ptr<Node> node = ender.node.lock();
@@ -503,14 +508,15 @@ Result<void> UnitUses::open(const std::shared_ptr<Use>& opened, int task) {
   return {};
 }
 
-/// One of the nodes that the use waits for has run.
+/// Called when one of the nodes that the use waits for has run.
 Result<void> UnitUses::strike(Use& use) {
   ARTESIAN_CHECK(use.inner.open && use.inner.left > 0, use.inner.left);
   if (--use.inner.left > 0) return {};
   return close(use);
 }
 
-/// In the task that has opened it last; it holds its stages while it is open in one around that.
+/// Closes the use in the task that opened it last; it keeps its stages if it is still open in an
+/// outer task.
 Result<void> UnitUses::close(Use& use) {
   use.inner.open = false;
   const bool added = !use.inner.sums.empty();
@@ -536,7 +542,7 @@ Result<void> UnitUses::close(Use& use) {
   return core_.remember(core_.stage_accumulated(use.stages.front()));
 }
 
-/// Autograd is done with a graph task, and has not failed.
+/// Called when autograd has finished a graph task without failure.
 Result<void> UnitUses::end_task(int task) {
   const bool outermost = tasks_.size() == 1;
   const auto open = open_;
@@ -560,7 +566,7 @@ Result<void> UnitUses::end_task(int task) {
 /// After a failure: drops all open uses.
 Result<void> UnitUses::release_open() {
   held_.clear();
-  // A node of theirs may still run on another thread: its hooks do nothing any more.
+  // One of their nodes may still run on another thread: its hooks must not do anything any more.
   for (const Task& task : tasks_) failed_through_ = std::max(failed_through_, task.number);
   tasks_.clear();
   for (const std::weak_ptr<Use>& weak : std::exchange(open_, {})) {
@@ -608,7 +614,8 @@ void UnitUses::let_go() {
   static_cast<void>(unwind_calls(/*of_all_threads=*/true).has_value());
 }
 
-/// Module.zero_grad() takes away all gradients that it finds, and the step's are dropped with them.
+/// Module.zero_grad() removes all gradients that it finds, so the step's gradients are dropped,
+/// too.
 Result<void> UnitUses::drop_gradients_if_the_caller_did() {
   ARTESIAN_TRY(dropped, watch_.gradients_dropped(added_));
   return dropped ? zero_gradients() : Result<void>();
@@ -641,7 +648,7 @@ Result<void> UnitUses::leave_step() {
   return forgotten ? core_.abandon_step() : Result<void>();
 }
 
-/// Nothing has broken off.
+/// Checks that nothing was interrupted.
 Result<void> UnitUses::check_whole() {
   ARTESIAN_TRY_VOID(check_no_backward_elsewhere());
   if (!tasks_.empty() && current_task() == no_task) {  // a backward that was not announced
@@ -665,7 +672,7 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
                       "step(): out of order: parameters are gathered by zero.GatheredParameters; "
                       "leave that first");
   }
-  if (core_.state_of_step() == StepState::AwaitsBackward) {  // of a loss without a backward
+  if (core_.state_of_step() == StepState::AwaitsBackward) {  // a forward whose loss got no backward
     ARTESIAN_TRY_VOID(core_.begin_backward({.last = false}));
     ARTESIAN_TRY_VOID(close_backward());
   }
@@ -684,7 +691,8 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   scaled_loss_.reset();
   if (result.overflow) return result;
   tensors_.bump_versions();
-  // Below stage 3 the caller may read parameters from here on; several ranks are together here.
+  // Below stage 3 the caller may read parameters from now on; with several ranks all are here
+  // together.
   if (core_.completes_update()) ARTESIAN_TRY_VOID(core_.finish_update());
   if (core_.resident()) {
     bind_persistent();

@@ -1,5 +1,5 @@
-// UnitUses' functions of persistent units: those whose parameters can be read between passes, some
-// at stage 3 and all below it.
+// UnitUses' functions for persistent units, whose parameters can be read between passes: some units
+// at stage 3, all units below it.
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace artesian::zero3 {
 
-/// Units that stay gathered have their memory, if there is any, and the versions of now.
+/// Gives units that stay gathered their memory, if there is any, and records the present versions.
 void UnitUses::bind_persistent() {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (!layout_.units[unit].persistent) continue;
@@ -29,7 +29,7 @@ void UnitUses::bind_for_long(std::uint32_t unit) {
   away_[unit] = false;
 }
 
-/// Persistent units await the step's update: their old values must not be read.
+/// Persistent units wait for the step's update, so their old values must not be read.
 void UnitUses::put_persistent_away() {
   for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
     if (!layout_.units[unit].persistent) continue;
