@@ -10,6 +10,7 @@
 #include "zero3/flow/step_flow.h"
 #include "zero3/flow/under_backward_flow.h"
 #include "zero3/plan/dry_slots.h"
+#include "zero3/plan/dry_spill.h"
 #include "zero3/plan/dry_update.h"
 #include "zero3/plan/units_under_backward.h"
 
@@ -40,6 +41,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
         accesses_(step_accesses(layout_, *request.stages, request.micro_batches, request.group)),
         additions_(placement_),
         clock_(placement_, timing),
+        spill_(placement_, clock_),
         slots_(dry_units(placement_), placement_.device_pool_bytes, placement_.device_homes(),
                [this](const DryMove& move) { see(move); }),
         prefetcher_(layout_, slots_, request.limits),
@@ -163,7 +165,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     put_or_take_inputs(access);
     ARTESIAN_TRY_VOID(compute(access));
     if (last && separate && !first) ARTESIAN_TRY_VOID(end_stage(access.stage + 1));
-    add_gradients(access);
+    ARTESIAN_TRY_VOID(add_gradients(access));
     ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
     return last && !separate ? end_stage(access.stage) : Result<void>();
   }
@@ -183,13 +185,13 @@ class Rehearsal : public StepFlow<Rehearsal> {
   }
   Result<void> update_final(std::size_t stage) { return under_backward_.accumulated(stage); }
   Result<void> complete_gradients() {
-    add_rows();
+    ARTESIAN_TRY_VOID(add_rows());
     for (const std::uint32_t unit : update_.order().trained()) {
       if (additions_.is_whole(unit)) continue;
       StepEvent event{.kind = Kind::Zero, .unit = unit};
       start_at_zero(unit, event.moved.grad);
       leave_buffer(unit, event.moved.grad);
-      add(event);
+      ARTESIAN_TRY_VOID(add(event));
     }
     return {};
   }
@@ -224,7 +226,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
         if (placement_.units[unit].grad == Tier::Device) {
           event.moved.grad.to_host = layout_.units[unit].share / kernels::norm_leaf * 8;
         }
-        add(event);
+        ARTESIAN_TRY_VOID(add(event));
       }
       return StepVerdict{.as_begun = !clipped};
     };
@@ -238,9 +240,16 @@ class Rehearsal : public StepFlow<Rehearsal> {
   }
 
   /// Counts and times an event of gradients.
-  void add(StepEvent& event) {
+  Result<void> add(StepEvent& event) {
     count(event);
-    clock_.gradients(event);
+    const bool passes = !entered_.empty() || !left_.empty();
+    if (!passes || !clock_.runs()) clock_.gradients(event);
+    if (passes && clock_.runs()) {
+      ARTESIAN_TRY_VOID(spill_.add(event, entered_, left_, clock_.bring_gradients(event)));
+    }
+    entered_.clear();
+    left_.clear();
+    return {};
   }
 
   /// Each input is written after the stage's forward and read for its backward.
@@ -261,7 +270,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
 
   bool spilled(std::uint32_t unit) const { return placement_.units[unit].grad == Tier::Nvme; }
 
-  void add_gradients(const StageAccess& access) {
+  Result<void> add_gradients(const StageAccess& access) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> by_unit;
     for (const auto parameter : graph_parameters((*request_.stages)[access.stage])) {
       const std::uint32_t unit = layout_.places[parameter].unit;
@@ -280,8 +289,9 @@ class Rehearsal : public StepFlow<Rehearsal> {
       enter_buffer(unit, parameters, event.moved.grad);
       leave_buffer(unit, event.moved.grad);
       for (const auto parameter : parameters) additions_.added(parameter);
-      add(event);
+      ARTESIAN_TRY_VOID(add(event));
     }
+    return {};
   }
 
   Moved gradient_moves(const StepEvent& event) {
@@ -315,10 +325,13 @@ class Rehearsal : public StepFlow<Rehearsal> {
       const auto part = layout_.units[unit].in_share(place.first, place.numel, /*rank=*/0);
       if (part.count() != 0) pieces.push_back({part.begin, part.count()});
     }
-    moved.nvme_read += group_bytes(unit, additions_.enter(unit, pieces).read);
+    entered_ = additions_.enter(unit, pieces).read;
+    moved.nvme_read = group_bytes(unit, entered_);
   }
   void leave_buffer(std::uint32_t unit, Moved& moved) {
-    if (spilled(unit)) moved.nvme_write = group_bytes(unit, additions_.leave(unit));
+    if (!spilled(unit)) return;
+    left_ = additions_.leave(unit);
+    moved.nvme_write = group_bytes(unit, left_);
   }
   std::uint64_t group_bytes(std::uint32_t unit, const std::vector<std::uint64_t>& groups) const {
     std::uint64_t elements = 0;
@@ -329,15 +342,16 @@ class Rehearsal : public StepFlow<Rehearsal> {
     if (additions_.zero_rest(unit).in_buffer) enter_buffer(unit, {}, moved);
   }
 
-  void add_rows() {
+  Result<void> add_rows() {
     for (const StageSpec& stage : *request_.stages) {
-      if (stage.lookup.has_value()) add_rows_of(*stage.lookup);
+      if (stage.lookup.has_value()) ARTESIAN_TRY_VOID(add_rows_of(*stage.lookup));
     }
+    return {};
   }
 
-  void add_rows_of(std::uint32_t parameter) {
+  Result<void> add_rows_of(std::uint32_t parameter) {
     const ParameterPlace& place = layout_.places[parameter];
-    if (!layout_.units[place.unit].trainable) return;
+    if (!layout_.units[place.unit].trainable) return {};
     StepEvent event{.kind = Kind::Rows, .unit = place.unit};
     event.numel = event.added = request_.tokens * request_.lookup_width * request_.micro_batches;
     // A rank receives, for its share of the table, the other ranks' rows in fp32, as they are
@@ -355,7 +369,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
     start_at_zero(place.unit, event.moved.grad);  // the other rows
     enter_buffer(place.unit, {parameter}, event.moved.grad);
     leave_buffer(place.unit, event.moved.grad);
-    add(event);
+    return add(event);
   }
 
   const StepPlanRequest& request_;
@@ -364,9 +378,12 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   GradientAdditions additions_;
+  std::vector<std::uint64_t> entered_;  // sub-groups read and written by the event under way
+  std::vector<std::uint64_t> left_;
   std::vector<bool> filled_;  // by unit: whether the update fills its slot
   StepPlan plan_;
   StepClock clock_;
+  DrySpill spill_;
   DrySlots slots_;
   Prefetcher prefetcher_;
   DryUpdate update_;

@@ -47,8 +47,6 @@ class StepClock {
         schedule_(timing != nullptr ? timing->rates.disk : Disk::Shared),
         fetched_(placement.layout.units.size(), Schedule::none),
         put_(placement.layout.stages.size(), Schedule::none),
-        grad_written_(fetched_),
-        grad_items_(std::max(placement.ring_count, 1u), Schedule::none),
         reduced_(fetched_),
         gathered_(fetched_) {
     if (timing == nullptr) return;
@@ -147,36 +145,32 @@ class StepClock {
     }
     computed = join({computed, task});
   }
-  /// Gradients go over the bus, to the host if the device is separate, and through the kernels;
-  /// spilled ones through the ring. Computing does not wait for the bus: kernel time counts at
-  /// once, although it adds gradients that arrive later.
-  void gradients(const StepEvent& event) {
-    if (!runs_) return;
+  /// Gradients go over the bus, and to the host if the device is separate. Computing does not wait
+  /// for the bus: kernel time counts at once, although it adds gradients that arrive later.
+  Task bring_gradients(const StepEvent& event) {
     const Moved& moved = event.moved.grad;
     if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
-    const bool on_device = plan_.units[event.unit].gradient == Route::OnDevice;
     if (event.kind == Kind::Gradients) sum_on_device(event);
-    const std::uint64_t bytes =
-        event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
     const Task reduced =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
     reduced_[event.unit] = join({reduced_[event.unit], reduced});
     if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to wait for
-    if (on_device) {
+    if (!separate_ || plan_.units[event.unit].gradient == Route::OnDevice) return computed;
+    return add(event.kind, Resource::ToHost, seconds_for(moved.to_host, &Rates::to_host),
+               {reduced});
+  }
+  /// The same, then the kernels. Spilled gradients: plan/dry_spill.h.
+  void gradients(const StepEvent& event) {
+    if (!runs_) return;
+    const Task come = bring_gradients(event);
+    const std::uint64_t bytes =
+        event.kind == Kind::Norm ? plan_.grad_bytes(event.unit) : gradient_bytes(event);
+    if (plan_.units[event.unit].gradient == Route::OnDevice) {
       computed =
-          add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
+          add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {come});
       return;
     }
-    Task task = computed;
-    if (separate_) {
-      task =
-          add(event.kind, Resource::ToHost, seconds_for(moved.to_host, &Rates::to_host), {reduced});
-    }
-    if (moved.nvme_read + moved.nvme_write > 0) {
-      stream_gradients(event, task, bytes);
-    } else {
-      worked = add(event.kind, worker(), seconds_for(bytes, &Rates::memory), {task, worked});
-    }
+    worked = add(event.kind, worker(), seconds_for(bytes, &Rates::memory), {come, worked});
     if (!separate_) computed = worked;
   }
   void update_on_device(const StepEvent& event) {
@@ -207,7 +201,19 @@ class StepClock {
     return timing_->activation_bytes / stages * (stages - stage) / 2 / item_bytes;
   }
 
-  // Tasks of the processor that updates.
+  // Tasks of the processor that updates, and of spilled gradients.
+  /// Returns the bytes that the kernels read and write: each micro-batch's gradient, on a CPU made
+  /// fp32 before where it is not, from a device rounded there; and what it is added to, which is
+  /// only written where it is set.
+  std::uint64_t gradient_bytes(const StepEvent& event) const {
+    const std::uint64_t size = dtype_size(plan_.grad_dtype);
+    const std::uint64_t computed_size = dtype_size(plan_.compute_dtype);
+    const bool comes = plan_.units[event.unit].gradient == Route::Queues;
+    const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
+    const std::uint64_t cast = !separate_ && computed_size != 4 ? computed_size + 4 : 0;
+    const std::uint64_t each = cast + added + 2 * size;
+    return (event.added * each - event.set * size) / plan_.ranks;
+  }
   /// A task without work is not queued; it ends when the tasks that it waits for end.
   Task add(Kind kind, Resource resource, double seconds, std::initializer_list<Task> after) {
     if (seconds == 0.0) return join(after);
@@ -279,6 +285,7 @@ class StepClock {
 
   Task computed = Schedule::none;  // last task of the device that computes the model
   Task worked = Schedule::none;    // last task of the host's CPU
+  Task spilled = Schedule::none;   // last write of gradients that spill
   Task barrier = Schedule::none;   // end of the previous step
 
  private:
@@ -292,9 +299,8 @@ class StepClock {
   /// all.
   void begin_norm() {
     for (const Task reduced : reduced_) computed = join({computed, reduced});
-    Task begin = join({computed, separate_ ? worked : Schedule::none});
-    for (const Task item : grad_items_) begin = join({begin, item});
-    (separate_ ? worked : computed) = begin;
+    (separate_ ? worked : computed) =
+        join({computed, spilled, separate_ ? worked : Schedule::none});
     norm_begun_ = true;
   }
   /// Gathers the units that precede a fetched one: units updated at a step's end arrive in the
@@ -307,30 +313,6 @@ class StepClock {
     });
     to_gather_.erase(to_gather_.begin(), end);
   }
-  /// Sub-groups are read ahead as far as there are items, and written afterwards; a unit is not
-  /// read before its last write.
-  void stream_gradients(const StepEvent& event, Task given, std::uint64_t touched) {
-    const Moved& moved = event.moved.grad;
-    const std::size_t depth = grad_items_.size();
-    const std::uint64_t grain = sub_group_grain(plan_);
-    const std::uint64_t count = (plan_.sub_group_count(event.unit) + grain - 1) / grain;
-    ARTESIAN_CHECK(count != 0, event.unit);
-    const auto part = [&](double seconds) { return seconds / static_cast<double>(count); };
-    const double work = part(seconds_for(touched, &Rates::memory) +
-                             checksum_seconds(moved.nvme_read + moved.nvme_write));
-    given = join({given, worked, grad_written_[event.unit]});
-    std::vector<Task> reads;
-    for (std::uint64_t index = 0; index < count; ++index) {
-      while (reads.size() < std::min<std::uint64_t>(count, index + depth)) {
-        const Task free = grad_items_[(grad_turn_ + reads.size() - index) % depth];
-        reads.push_back(read_param(event.kind, moved.nvme_read, {given, free}, count));
-      }
-      worked = add(event.kind, worker(), work, {reads[index], worked});
-      grad_items_[grad_turn_++ % depth] =
-          write_param(event.kind, moved.nvme_write, {worked}, count);
-    }
-    grad_written_[event.unit] = grad_items_[(grad_turn_ - 1) % depth];
-  }
   /// A separate device first sums the micro-batches: it reads two operands and writes one.
   void sum_on_device(const StepEvent& event) {
     const std::uint64_t summed = event.micro_batches * event.numel - event.added;
@@ -338,34 +320,19 @@ class StepClock {
     computed =
         add(event.kind, Resource::Compute, seconds_for(bytes, &Rates::device_memory), {computed});
   }
-  /// Returns the bytes that the kernels read and write: each micro-batch's gradient, on a CPU made
-  /// fp32 before where it is not, from a device rounded there; and what it is added to, which is
-  /// only written where it is set.
-  std::uint64_t gradient_bytes(const StepEvent& event) const {
-    const std::uint64_t size = dtype_size(plan_.grad_dtype);
-    const std::uint64_t computed_size = dtype_size(plan_.compute_dtype);
-    const bool comes = plan_.units[event.unit].gradient == Route::Queues;
-    const std::uint64_t added = comes ? dtype_size(plan_.param_dtype) : 4;
-    const std::uint64_t cast = !separate_ && computed_size != 4 ? computed_size + 4 : 0;
-    const std::uint64_t each = cast + added + 2 * size;
-    return (event.added * each - event.set * size) / plan_.ranks;
-  }
 
   const Placement& plan_;
   const StepTiming* const timing_;
   const bool separate_;
   bool runs_ = false;
   Schedule schedule_;
-  std::vector<Task> fetched_;       // one for each unit
-  std::vector<Task> put_;           // by stage: the write of its inputs to their tier
-  Task taken_ = Schedule::none;     // task before the wait for the last inputs
-  std::vector<Task> grad_written_;  // by unit: the write of its spilled gradients
-  std::vector<Task> grad_items_;    // by ring item: the write of the gradients in it
-  std::size_t grad_turn_ = 0;       // number of these items taken
-  std::vector<Task> reduced_;       // by unit: when the gradients of all ranks are added
-  std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
-  std::vector<Gather> to_gather_;   // units updated at a step's end that are not gathered yet
-  bool norm_begun_ = false;         // whether the norm has begun in this step
+  std::vector<Task> fetched_;      // one for each unit
+  std::vector<Task> put_;          // by stage: the write of its inputs to their tier
+  Task taken_ = Schedule::none;    // task before the wait for the last inputs
+  std::vector<Task> reduced_;      // by unit: when the gradients of all ranks are added
+  std::vector<Task> gathered_;     // by unit: parameters updated by all ranks have arrived
+  std::vector<Gather> to_gather_;  // units updated at a step's end that are not gathered yet
+  bool norm_begun_ = false;        // whether the norm has begun in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;

@@ -429,6 +429,35 @@ TEST(Rehearsal, GradientsThatSpillAreReadAheadAndWrittenBehind) {
   }
 }
 
+TEST(Rehearsal, GradientsThatSpillAreReadWhileOthersAreVerified) {
+  // The second micro-batch reads what the first has written, and a sum takes as long as a read.
+  Config config = config_of(Offload::Nvme, Offload::None);
+  config.accumulation_steps = 2;
+  Case of = make_case(1, config, false, 1, 256 << 10);
+  const auto reading = [&](std::uint32_t items) {
+    of.placement.ring_count = items;
+    Request request = request_of(of);
+    request.rates.disk = Disk::Duplex;
+    request.rates.disk_write = 1e30;
+    request.rates.checksum = request.rates.disk_read;
+    double busy = 0.0;
+    double beside = 0.0;  // of these seconds, beside work on gradients
+    const StepTime time = simulate(request);
+    for (const StepSpan& read : time.spans) {
+      if (read.kind != StepEvent::Kind::Gradients || read.resource != Resource::DiskRead) continue;
+      busy += read.end - read.begin;
+      for (const StepSpan& work : time.spans) {
+        if (work.kind != read.kind || work.resource != Resource::Compute) continue;
+        beside += std::max(0.0, std::min(read.end, work.end) - std::max(read.begin, work.begin));
+      }
+    }
+    EXPECT_GT(busy, 0.0);
+    return beside / busy;
+  };
+  EXPECT_NEAR(reading(1), 0.0, 1e-9);
+  EXPECT_GT(reading(8), 0.5);
+}
+
 /// Bytes that come over the bus for gradients once the last backward is computed.
 std::uint64_t reduced_last(const StepPlan& plan) {
   std::uint64_t bytes = 0;
