@@ -674,9 +674,7 @@ Result<StepResult> StepCore::finish_step(const StepRequest& request) {
   const bool early = micro_batches_ < config_.accumulation_steps;
   ARTESIAN_TRY_VOID(end_step(early ? StepEnd::Early : StepEnd::Whole, verdict,
                              [&] { return begin_update(request, result); }));
-  if (!result.overflow && updated_before_ && step_to_measure_ == 0) step_to_measure_ = step_;
-  updated_before_ = !result.overflow;
-  if (step_to_measure_ == step_) measured_backward_s_ = static_cast<double>(backward_ns_) * 1e-9;
+  measured_.end_step(step_, /*updates=*/!result.overflow, static_cast<double>(backward_ns_) * 1e-9);
   const std::uint64_t end = monotonic_ns();
   const std::uint64_t micro_batches = std::exchange(micro_batches_, 0);
   rate_begun_.reset();

@@ -47,6 +47,7 @@
 #include "zero3/plan/prefetcher.h"
 #include "zero3/step/agreement.h"
 #include "zero3/step/gradients.h"
+#include "zero3/step/measured_step.h"
 #include "zero3/step/optimizer.h"
 #include "zero3/step/parameter_groups.h"
 #include "zero3/step/step_figures.h"
@@ -404,7 +405,7 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> update_final(std::size_t stage);
   Result<void> complete_gradients();
 
-  StepFigure figure_of(const StepResult& whole) const;
+  StepFigure figure_of(const MeasuredStep& measured) const;
   template <typename Work>
   Result<void> go_on_updating(const Work& work);
   template <typename Work>
@@ -473,11 +474,7 @@ class StepCore : public StepFlow<StepCore> {
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;
   std::optional<Error> failed_ahead_;  // error of an update between operators, for the next call
-  // By which backward gets its share:
-  bool updated_before_ = false;        // the last step was not skipped
-  std::uint64_t step_to_measure_ = 0;  // the first after such a one: it is whole
-  std::optional<StepResult> measured_;
-  double measured_backward_s_ = 0.0;  // duration of the measured step's backward
+  MeasuredStep measured_;              // by which backward gets its share
 };
 
 }  // namespace artesian::zero3

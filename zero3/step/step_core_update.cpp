@@ -18,10 +18,10 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   copy_ahead();
   if (guard_.loss_is_bad()) return {};
   const std::uint64_t begin = monotonic_ns();
-  if (under_backward_->undecided() && measured_.has_value()) {
+  if (under_backward_->undecided() && measured_.step().has_value()) {
     const double part =
         static_cast<double>(count) / static_cast<double>(config_.accumulation_steps);
-    const UpdateTimes times = update_times(figure_of(*measured_), part, state_->separate_device());
+    const UpdateTimes times = update_times(figure_of(measured_), part, state_->separate_device());
     ARTESIAN_TRY_VOID(under_backward_->decide(share_under_backward(times)));
   }
   rate_begun_ = request.groups.empty() ? request.learning_rate.value_or(scheduled_rate())
@@ -38,9 +38,10 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
 /// computing times are unknown, and with a separate device the calls only enqueue. Backward ends
 /// when its last gradients have arrived, but this forward may have waited for the update; computing
 /// takes a half or a third of backward's time.
-StepFigure StepCore::figure_of(const StepResult& whole) const {
+StepFigure StepCore::figure_of(const MeasuredStep& measured) const {
+  const StepResult& whole = *measured.step();
   const bool told = !state_->separate_device() && !options_.hooked;
-  const double backward = told ? whole.backward_s : measured_backward_s_;
+  const double backward = told ? whole.backward_s : measured.backward_s();
   const double computed = backward / (config_.activation_checkpointing ? 3.0 : 2.0);
   return {.forward = told ? whole.forward_s : computed,
           .backward = backward,
@@ -91,13 +92,7 @@ Result<void> StepCore::finish_pending() {
   if (!updating_.has_value()) return {};
   ARTESIAN_TRY_VOID(go_on_updating([&] { return optimizer_->finish_step(); }));
   completed_ = std::exchange(updating_, std::nullopt);
-  if (completed_->step == step_to_measure_) {
-    if (checkpoints_->copying()) {
-      step_to_measure_ = 0;  // the next step that has the disk to itself
-    } else {
-      measured_ = completed_;
-    }
-  }
+  measured_.complete(*completed_, /*alone=*/!checkpoints_->copying());
   figures_->end_update();
   return {};
 }
