@@ -1,20 +1,24 @@
 """Part `plan`: compares the step predicted by `artesian plan` with a measured run: the training of
 `make demo`, and variants with one change each. A plan is made before and after each run, so that
-drift affects both alike, with the rates of an `aio_bench tune` at the beginning. These rates are
-kept in a separate cache: existing profiles of the disk are neither used nor changed. Also compares
-each measured step with the run's own prediction from earlier steps."""
+drift affects both alike, with the rates of an `aio_bench tune` at the beginning; fio runs before
+and after them and shows how far the disk has drifted. The rates are kept in a separate cache:
+existing profiles of the disk are neither used nor changed. Also compares each measured step with
+the run's own prediction from earlier steps."""
 
+import contextlib
 import json
 import os
 import shutil
 import statistics
 
+import disk
 import step
 import step_jobs
 from report import ROOT, say, spread, summary
 
 LENGTH = 256  # tokens per sample, as in dev/demo.sh
 STEPS = 6  # steps per run; the first ones settle, and the last includes a digest of all state
+BLOCK, DEPTH = 1 << 20, 32  # of fio
 LINKS = ["nvme_read", "nvme_write", "h2d", "d2h"]
 ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
 # The demo's budget of each tier, and a larger one.
@@ -163,6 +167,7 @@ def add_case(report, options, words, rounds):
         planned["nvme_read"] + planned["nvme_write"], True,
         predicted=predicted, before=[each["before"] for each in rounds],
         after=[each["after"] for each in rounds], planned_bytes=planned,
+        fio_after_by_before=[each.get("fio") for each in rounds],
         bytes_as_planned=None if timely else not differ,
     )  # fmt: skip
     for line in differ:
@@ -171,21 +176,43 @@ def add_case(report, options, words, rounds):
     report.ratio(f"predicted / measured, {words}", ratio)
     own = summary(each["own"] for each in rounds)
     report.ratio(f"the run's own prediction / measured, {words}", own)
+    drifts = [each["fio"] for each in rounds if each.get("fio")]
     cells = [spread(predicted), spread(summary(measured)), spread(ratio), spread(own)]
+    cells += [spread(summary(drifts)) if drifts else "-"]
     return [words, *cells, "-" if timely else "no" if differ else "yes"]
 
 
-def measure(options, job, todo):
+@contextlib.contextmanager
+def fio(report, options):
+    """Yields a function that returns fio's GB/s, half of it reads; None if fio cannot run."""
+    file = options.work / "bench.bin"
+    with contextlib.ExitStack() as stack:
+        rate = None
+        try:
+            if not options.without_fio and shutil.which("fio"):
+                stack.enter_context(disk.huge_pages(BLOCK * DEPTH // disk.HUGE_PAGE + 16))
+                stack.callback(file.unlink, missing_ok=True)
+                disk.fill(options, file)
+                rate = disk.fio_mixed(options, file, 0.5, BLOCK, DEPTH)
+        except disk.Missing as missing:
+            report.note(f"how far the disk drifts is not measured: {missing}")
+        yield lambda: rate and disk.fio_mixed(options, file, 0.5, BLOCK, DEPTH)
+
+
+def measure(options, job, todo, rate):
     """Runs the rounds of all cases, every second round in reverse order."""
     found = {words: [] for words, _ in todo}
     for number in range(options.plan_rounds):
         for words, config in todo if number % 2 == 0 else reversed(todo):
             job.take(config)
+            before = rate()
             round_of = compare(job.plan(), job.train(), job.plan(), config)
+            round_of["fio"] = rate() / before if before else None
             found[words].append(round_of)
             say(
                 f"plan: round {number + 1}: {words}: predicted {round_of['predicted']:.2f} s, "
                 f"measured {round_of['measured']:.2f} s"
+                + (f", fio after / before {round_of['fio']:.2f}" if before else "")
             )
     return found
 
@@ -195,19 +222,20 @@ def run(report, options, programs):
     try:
         todo = chosen(options, list(cases(options.plan_model, job.swap)))
         rates = job.tune()
-        found = measure(options, job, todo)
-    except step.Failed as failed:
+        with fio(report, options) as rate:
+            found = measure(options, job, todo, rate)
+    except (step.Failed, disk.Missing) as failed:
         report.note(f"not measured: {failed}")
         return
     finally:
         job.close()
     rows = [add_case(report, options, words, rounds) for words, rounds in found.items()]
     kinds = ["read", "write", "mixed"]
-    disk = ", ".join(f"{kind} {rates[kind]['gb_per_s']:.2f}" for kind in kinds)
+    by_tune = ", ".join(f"{kind} {rates[kind]['gb_per_s']:.2f}" for kind in kinds)
     title = (
         f"The demo's training with GPT-2 {options.plan_model}, 2 threads; seconds of a step, "
-        f"median (min..max) of {options.plan_rounds} rounds; by aio_bench tune, GB/s: {disk}"
+        f"median (min..max) of {options.plan_rounds} rounds; by aio_bench tune, GB/s: {by_tune}"
     )
     header = ["", "predicted", "measured", "predicted / measured", "by the run itself / measured"]
-    header += ["bytes as planned"]
+    header += ["fio after / before", "bytes as planned"]
     report.table(title, header, rows)

@@ -509,7 +509,7 @@ def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
     made = report.Report("plan", tmp_path)
     row = plan.add_case(made, run.parse([]), "the demo", [same])
     assert row == ["the demo", "4.00 (4.00..4.00)", "5.00 (5.00..5.00)", "0.80 (0.80..0.80)",
-                   "0.62 (0.62..0.62)", "yes"]  # fmt: skip
+                   "0.62 (0.62..0.62)", "-", "yes"]  # fmt: skip
     assert [ratio["median"] for ratio in made.ratios] == [0.8, 0.625] and made.notes == []
     assert plan.add_case(made, run.parse([]), "bf16", [same, other])[-1] == "no"
     assert made.notes == ["bf16: bytes are NOT as planned: " + other["differ"][0]]
@@ -529,7 +529,10 @@ def test_a_plan_of_clipped_steps_is_that_of_what_they_roll_back(tmp_path):
     assert [each["predicted"] for each in found] == [3.0, 4.0, 5.0]
     assert plan.compare(given, [line(2.0)], given, {})["predicted"] == 3.0
     made = report.Report("plan", tmp_path)
-    assert plan.add_case(made, run.parse([]), "default clipping", found)[-1] == "-"
+    found[0]["fio"] = 0.95
+    row = plan.add_case(made, run.parse([]), "default clipping", found)
+    assert row[-2:] == ["0.95 (0.95..0.95)", "-"]
+    assert made.results[0]["fio_after_by_before"][0] == 0.95
     assert made.notes == [] and made.results[0]["bytes_as_planned"] is None
 
 
