@@ -1,6 +1,6 @@
-// DrySpill: plays the passes over gradients that spill (step/gradients.h) and their ring
-// (tiering/ring_order.h) over times, as plan/dry_update.h plays the update's: what something is
-// added to is read into the buffer, and what the buffer then has is written behind.
+// DrySpill: simulates the passes over spilled gradients (step/gradients.h) in the order of
+// tiering/ring_order.h, as plan/dry_update.h simulates the update's: one pass reads into the buffer
+// the sub-groups that receive an addition, and one writes the sub-groups that the buffer holds.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,8 @@ class DrySpill {
         own_(std::max(placement.ring_count, 1u)),
         ring_(*this) {}
 
-  /// An event of gradients of a unit that spills, which begins once `come` is done.
+  /// Adds the time of an event of a spilled unit's gradients, which have arrived once `come` is
+  /// done. `read`, `written`: the sub-groups of the two passes.
   Result<void> add(const StepEvent& event, const Groups& read, const Groups& written, Task come) {
     const Moved& moved = event.moved.grad;
     begin_ = clock_.join({come, clock_.worked});
@@ -41,13 +42,13 @@ class DrySpill {
 
  private:
   struct Item {
-    Task done = Schedule::none;  // of its last transfer, or of the work on what it has
+    Task done = Schedule::none;  // last use of the item: a transfer, or the work on its bytes
   };
   using Ring = tiering::RingOrder<DrySpill, Item>;
   using RingNeed = tiering::RingNeed;
   using RingTask = tiering::RingTask;
 
-  /// Sub-groups that count as one are one task.
+  /// Runs one pass. Sub-groups that count as one are one task.
   Result<void> pass(const StepEvent& event, RingNeed need, const Groups& groups,
                     std::uint64_t bytes) {
     std::vector<RingTask> tasks;
@@ -81,7 +82,7 @@ class DrySpill {
     item.done = clock_.read_param(kind_, bytes_, {begin_, item.done}, count_);
     return {};
   }
-  /// Verifies what was read, or seals what is written.
+  /// Verifies the bytes read, or seals the bytes to be written.
   Result<void> work(std::size_t, const RingTask&, Item* item) {
     const double seconds = clock_.checksum_seconds(bytes_) / static_cast<double>(count_);
     clock_.worked = clock_.add(kind_, clock_.worker(), seconds, {item->done, clock_.worked});
@@ -99,12 +100,12 @@ class DrySpill {
   const std::uint64_t grain_;  // sub-groups that count as one
   std::vector<Item> own_;
   Ring ring_;
-  Task begin_ = Schedule::none;  // of what is added
+  Task begin_ = Schedule::none;  // the reads wait for it
   // Of the pass under way:
   StepEvent::Kind kind_ = StepEvent::Kind::Gradients;
   RingNeed need_ = RingNeed::ToRead;
-  std::uint64_t bytes_ = 0;  // of all its tasks
-  std::uint64_t count_ = 1;  // its tasks
+  std::uint64_t bytes_ = 0;  // bytes of all its tasks
+  std::uint64_t count_ = 1;  // number of its tasks
 };
 
 }  // namespace artesian::zero3

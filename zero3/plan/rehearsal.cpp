@@ -378,7 +378,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   GradientAdditions additions_;
-  std::vector<std::uint64_t> entered_;  // sub-groups read and written by the event under way
+  std::vector<std::uint64_t> entered_;  // sub-groups that the current event reads; and writes
   std::vector<std::uint64_t> left_;
   std::vector<bool> filled_;  // by unit: whether the update fills its slot
   StepPlan plan_;

@@ -1,6 +1,6 @@
-// MeasuredStep: chooses the step whose figures say how much of the update backward gets: the first
-// that was updated, as was the one before it, so that it had all there is to a step, and that was
-// alone with the disk.
+// MeasuredStep: chooses the step whose figures decide how much of the update runs under backward:
+// the first step for which neither it nor the step before it was skipped, and no checkpoint used
+// the disk. Such a step did everything that a step does.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,23 @@ namespace artesian::zero3 {
 
 class MeasuredStep {
  public:
-  /// A step has ended, after so many seconds of backward. `updates`: it was not skipped.
+  /// Called at the end of a step, whose backward took `backward_s` seconds. `updates`: the step was
+  /// not skipped.
   void end_step(std::uint64_t step, bool updates, double backward_s) noexcept {
     if (updates && updated_before_ && chosen_ == 0) chosen_ = step;
     updated_before_ = updates;
     if (chosen_ == step) backward_s_ = backward_s;
   }
-  /// Its update is complete. `alone`: nothing else has used the disk meanwhile.
+  /// Called when the update of a step is complete. `alone`: nothing else used the disk meanwhile.
   void complete(const StepResult& step, bool alone) {
     if (step.step != chosen_) return;
     if (alone) {
       step_ = step;
     } else {
-      chosen_ = 0;  // the next one that is
+      chosen_ = 0;  // take the next one
     }
   }
-  /// None yet, or the step with its update.
+  /// The measured step, once its update is complete.
   const std::optional<StepResult>& step() const noexcept { return step_; }
   double backward_s() const noexcept { return backward_s_; }
 
