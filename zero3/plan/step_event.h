@@ -19,9 +19,9 @@ struct StepEvent {
     Rows,       // adds the gradients of looked-up rows, after the last micro-batch
     Zero,       // `unit` got no gradient: sets it to zeros
     Norm,       // computes the norm of `unit`'s accumulated gradient
-    Update,     // updates all sub-groups of `unit`: with the previous step's gradients, filling its
-             // slot or, if `under_backward`, with this step's
-    Restore,  // rolls back the update of `unit` under backward
+    Update,     // updates all sub-groups of `unit` with the previous step's gradients, and fills
+                // its slot; or, if `under_backward`, with this step's gradients
+    Restore,    // rolls back the update of `unit` under backward
   };
   Kind kind = Kind::Compute;
   std::uint32_t unit = 0;

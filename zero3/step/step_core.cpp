@@ -419,17 +419,6 @@ Result<void> StepCore::gradients_are_added(std::size_t stage) {
   return failed_ahead_.has_value() ? Result<void>(*failed_ahead_) : Result<void>();
 }
 
-Result<void> StepCore::update_final(std::size_t stage) {
-  const std::uint64_t begin = monotonic_ns();
-  ARTESIAN_TRY_VOID(under_backward_->accumulated(stage));
-  const std::uint64_t end = monotonic_ns();
-  under_backward_ns_ += end - begin;
-  if (options_.timeline != nullptr) {
-    options_.timeline->add(Lane::Optimizer, "update under backward", begin, end);
-  }
-  return {};
-}
-
 Result<void> StepCore::end_backward(std::uint64_t tokens) {
   ARTESIAN_TRY_VOID(check(StepCall::EndBackward, "end_backward"));
   if (failed_ahead_.has_value()) return fail(*failed_ahead_);

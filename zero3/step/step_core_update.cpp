@@ -34,6 +34,17 @@ Result<void> StepCore::begin_update_under_backward(const BackwardRequest& reques
   return {};
 }
 
+Result<void> StepCore::update_final(std::size_t stage) {
+  const std::uint64_t begin = monotonic_ns();
+  ARTESIAN_TRY_VOID(under_backward_->accumulated(stage));
+  const std::uint64_t end = monotonic_ns();
+  under_backward_ns_ += end - begin;
+  if (options_.timeline != nullptr) {
+    options_.timeline->add(Lane::Optimizer, "update under backward", begin, end);
+  }
+  return {};
+}
+
 /// Figures of a step whose update was left entirely to the next forward. For a hooked model the
 /// computing times are unknown, and with a separate device the calls only enqueue. Backward ends
 /// when its last gradients have arrived, but this forward may have waited for the update; computing
