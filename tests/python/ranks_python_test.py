@@ -152,9 +152,10 @@ def early():
     other.optimizer.step()
 refused("early", early)
 tagged = engine_for(tag_validation="Fail")
-refused("tags", lambda: tagged.save_checkpoint(sys.argv[1] + "/tags", tag=("first", "another")[rank]))
+own_tag = ("first", "another")[rank]
+refused("tags", lambda: tagged.save_checkpoint(sys.argv[1] + "/tags", tag=own_tag))
 tagged.save_checkpoint(sys.argv[1] + "/tags", tag="same")
-engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=("first", "another")[rank])
+engine_for().save_checkpoint(sys.argv[1] + "/warned", tag=own_tag)
 json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
 """
 

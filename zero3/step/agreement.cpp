@@ -178,7 +178,7 @@ Result<void> Agreement::end_evaluation(std::uint64_t step, std::uint64_t done) {
 Result<void> Agreement::refuse(std::uint64_t step, std::uint64_t done) {
   if (group_ == nullptr) return {};
   const auto told =
-      tell({.kind = Kind::Refuse, .step = step, .done = done}, "that a batch is refused");
+      tell({.kind = Kind::Refuse, .step = step, .done = done}, "the end of a forward");
   return refused_ ? Result<void>() : Result<void>(told.error());
 }
 

@@ -326,16 +326,6 @@ Result<void> StepCore::end_forward(std::span<const double> losses) {
   return {};
 }
 
-Result<void> StepCore::refuse_forward() noexcept {
-  ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
-  if (options_.group != nullptr) {  // the other ranks finish their micro-batch
-    ARTESIAN_TRY_VOID(remember(complete_pending()));
-    ARTESIAN_TRY_VOID(remember(agreement_.refuse(step_ + 1, micro_batches_)));
-  }
-  take_forward_back();
-  return {};
-}
-
 /// Resets to the state before the forward.
 void StepCore::take_forward_back() noexcept {
   prefetcher_->rewind(forward_position_);
@@ -489,12 +479,8 @@ Result<void> StepCore::begin_evaluation() {
 Result<void> StepCore::end_evaluation(bool refused) {
   evaluating_ = false;
   ARTESIAN_TRY_VOID(remember(settle_shares()));
-  Result<void> of_others;
-  if (meets_in_passes() && !given_up_) {
-    of_others = refused ? agreement_.refuse(step_ + 1, micro_batches_)
-                        : agreement_.end_evaluation(step_ + 1, micro_batches_);
-    if (!of_others.has_value() && !agreement_.refused()) return fail(std::move(of_others).error());
-  }
+  Result<void> of_others = meet_behind_evaluation(refused);
+  if (!of_others.has_value() && !agreement_.refused()) return fail(std::move(of_others).error());
   if (refused) prefetcher_->rewind(0);
   // If nothing is trained, another evaluation usually follows (such as the next token), so its
   // first units are prefetched and kept.

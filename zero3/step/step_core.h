@@ -353,6 +353,7 @@ class StepCore : public StepFlow<StepCore> {
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
   void see_losses(std::span<const double> losses);
   Result<void> meet_behind_backward();
+  Result<void> meet_behind_evaluation(bool refused);
   Result<void> give_micro_batch_up();
   void take_forward_back() noexcept;
   Result<Placement> place() const;

@@ -194,4 +194,21 @@ Result<void> StepCore::give_micro_batch_up() {
   return remember(agreement_.refuse(step_ + 1, micro_batches_));
 }
 
+Result<void> StepCore::refuse_forward() noexcept {
+  ARTESIAN_CHECK(step_state_ == StepState::Forward && entered_.empty(), entered_.size());
+  if (options_.group != nullptr) {  // the other ranks finish their micro-batch
+    ARTESIAN_TRY_VOID(remember(complete_pending()));
+    ARTESIAN_TRY_VOID(remember(agreement_.refuse(step_ + 1, micro_batches_)));
+  }
+  take_forward_back();
+  return {};
+}
+
+/// Ends an evaluation with the other ranks, unless they know already that it is given up.
+Result<void> StepCore::meet_behind_evaluation(bool refused) {
+  if (!meets_in_passes() || given_up_) return {};
+  return refused ? agreement_.refuse(step_ + 1, micro_batches_)
+                 : agreement_.end_evaluation(step_ + 1, micro_batches_);
+}
+
 }  // namespace artesian::zero3
