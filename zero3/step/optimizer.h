@@ -189,7 +189,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
     return residency_.end_refresh(unit);
   }
   bool keeps(std::uint32_t unit) const noexcept;
-  static bool reduced(std::uint32_t) noexcept { return true; }  // for one rank
+  static bool reduced(std::uint32_t) noexcept { return true; }  // always, with one rank
   void shadows(Shadows how) noexcept;
   Result<void> restore() noexcept;
   Result<void> settle() noexcept;

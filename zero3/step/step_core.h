@@ -64,51 +64,51 @@ struct StepCoreOptions {
   DType compute_dtype = DType::Float32;
   tiering::Device* device = nullptr;  // the device tier; null: the CPU's memory
   BufferLender* lender = nullptr;     // lends memory that activations have freed; may be null
-  std::uint64_t run_id = 0;           // 0: random
-  comm::Group* group = nullptr;       // the ranks that train together; null: one
+  std::uint64_t run_id = 0;           // 0: choose at random
+  comm::Group* group = nullptr;       // the ranks that train together; null: one rank
   Orthogonalize orthogonalize{};      // matrix product for Muon, from the driver
   Agreement::Facts facts{};           // facts of the driver that must be equal on all ranks
   Timeline* timeline = nullptr;
-  FileSystem* files = nullptr;  // null: the kernel's
+  FileSystem* files = nullptr;  // null: the kernel's file system
   double wait_seconds = 60.0;   // deadline of every wait for the disk
-  /// Asked by step(): StepResult::stop. Null: never.
+  /// Called by step() for StepResult::stop. Null: never stop.
   std::function<bool()> stop{};
-  bool split_master = true;  // false: bf16 training with whole fp32 master weights, to compare
-  bool spare_device = true;  // false: nothing that is meant for NVMe has a home there
-  bool resident = false;     // PlacementRequest::resident
+  bool split_master = true;  // false: bf16 training with whole fp32 master weights, for comparison
+  bool spare_device = true;  // false: state meant for NVMe never gets a home in spare device memory
+  bool resident = false;     // as PlacementRequest::resident
   std::optional<double> share_under_backward{};
   std::vector<tiering::PathDisk> path_disks{};
   std::vector<std::uint64_t> input_elements{};
   std::vector<GroupOptions>
-      groups{};  // parameter_groups.h; empty: one, with the config's constants
+      groups{};  // see parameter_groups.h; empty: one group with the config's constants
   Unreached unreached = Unreached::GetsZeros;
-  /// Somebody else runs the model: the driver finds out what is used when, says complete() of
-  /// units, and takes the update back before anything that should not see it. With several ranks
-  /// each may run another graph, and they meet at two places: Note [Where ranks meet].
+  /// The caller runs the model: the driver observes which units are used when, reports complete()
+  /// units, and rolls back the update before any access that must not see it. Each rank may run a
+  /// different graph, and ranks communicate at two places: Note [Where ranks meet].
   bool hooked = false;
-  /// FigureSources::memory_beside_tiers.
+  /// as FigureSources::memory_beside_tiers
   std::function<Result<MemoryBesideTiers>(std::uint64_t tiers)> memory_beside_tiers{};
 };
 
 struct BackwardRequest {
-  /// The group's micro-batches are the step's last: its update may begin under this backward.
-  /// Nothing: they are if they make up config.accumulation_steps.
+  /// True if the group's micro-batches are the step's last: its update may begin under this
+  /// backward. Absent: true if they complete config.accumulation_steps.
   std::optional<bool> last{};
-  /// The learning rate that step() will be given. Nothing: the schedule's.
+  /// The learning rate that step() will be given. Absent: the schedule's.
   std::optional<double> learning_rate{};
-  /// StepRequest::groups that step() will be given.
+  /// The StepRequest::groups that step() will be given.
   std::vector<GroupStep> groups{};
-  /// Losses of the micro-batches, from a driver that did not know them at end_forward().
+  /// The micro-batches' losses, if the driver did not know them at end_forward().
   std::span<const double> losses{};
 };
 
-/// One look-up's gradients: row i of `gradient` belongs to row rows[i] of the parameter.
+/// One look-up's gradients: row i of `gradient` is added to row rows[i] of the parameter.
 struct RowGradients {
   std::uint32_t parameter = 0;
   std::span<const std::int64_t> rows;
-  const float* gradient = nullptr;   // [rows, width]; in the device's memory where that is separate
-  std::uint64_t width = 0;           // divides the parameter's numel
-  std::shared_ptr<const void> keep;  // owns both
+  const float* gradient = nullptr;   // [rows, width]; in device memory if the device is separate
+  std::uint64_t width = 0;           // must divide the parameter's numel
+  std::shared_ptr<const void> keep;  // owns both arrays
 };
 
 class StepCore : public StepFlow<StepCore> {
@@ -118,20 +118,20 @@ class StepCore : public StepFlow<StepCore> {
   static Result<std::unique_ptr<StepCore>> create(ModelShape shape, const Config& config,
                                                   const StepCoreOptions& options,
                                                   Executor& executor);
-  /// Closes if that has not happened. If the disk does not answer any more, memory, descriptors and
-  /// I/O threads are kept until the process ends: the kernel may still write.
+  /// Closes, unless close() was called. If the disk does not answer any more, memory, descriptors
+  /// and I/O threads are kept until the process ends, as the kernel may still write.
   ~StepCore();
   StepCore(const StepCore&) = delete;
   StepCore& operator=(const StepCore&) = delete;
 
-  /// Fills the home tiers. Errors: the source's, Io, NoSpace.
+  /// Fills the homes of all state. Errors: the source's, Io, NoSpace.
   Result<void> initialize(WeightSource& weights, const Optimizer::Progress& progress);
 
-  /// Checks that begin_forward() of so many micro-batches is allowed now; changes nothing.
+  /// Checks that begin_forward() of this many micro-batches is allowed now; changes nothing.
   Result<void> check_forward(std::uint64_t micro_batches, const char* call) const;
-  /// Opens the forward of a group of micro-batches, and with the first one the step. `call` is the
-  /// user's name of it, for messages. Errors: Invalid (out of order; more micro-batches than the
-  /// step has left).
+  /// Opens the forward of a group of micro-batches; the first group also opens the step. `call`:
+  /// the call's name for the user, for messages. Errors: Invalid (out of order; more micro-batches
+  /// than the step has left).
   Result<void> begin_forward(std::uint64_t micro_batches, const char* call = "forward");
   /// Gathers the units of one access, brings their pending update, and pins them. Errors: Io,
   /// Corrupt, Timeout, Exhausted; all end the run. Also
@@ -141,152 +141,156 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> leave(const AccessOrder::Access& units);
   /// First byte of an entered unit's gathered parameters.
   std::byte* data(std::uint32_t unit) noexcept { return prefetcher_->data(unit); }
-  /// The group is run; completes the pending update, so that new gradients may come.
-  /// Shape: losses: one for each micro-batch; none, if begin_backward() brings them.
-  /// Errors: Io, Corrupt, NoSpace; with several ranks the group's, and Invalid where one of them
-  /// has refused its batch: then this forward is refused, too, and nothing has ended.
+  /// Ends the group's forward; completes the pending update, so that new gradients may be added.
+  /// Shape: losses: one for each micro-batch; empty if begin_backward() passes them. Errors: Io,
+  /// Corrupt, NoSpace; with several ranks the group's, and Invalid if one of them has refused its
+  /// batch: then this forward is refused, too, without ending the run.
   Result<void> end_forward(std::span<const double> losses);
-  /// A batch of the group cannot be taken: as if its forward had not been tried, on all ranks.
+  /// Refuses an invalid batch of the group: as if its forward had not been tried, on all ranks.
   /// Errors: with several ranks, the group's.
   Result<void> refuse_forward() noexcept;
-  /// Returns the least of the ranks' values, the same on all of them. Errors: the group's.
+  /// Returns the minimum of the ranks' values, the same on all of them. Errors: the group's.
   Result<std::uint64_t> least_of_ranks(std::uint64_t value, const char* what) {
     return remember(agreement_.least(value, what));
   }
 
-  /// Opens the backward of the forward before it. Errors: Invalid (out of order), Io.
+  /// Opens the backward of the preceding forward. Errors: Invalid (out of order), Io.
   Result<void> begin_backward(const BackwardRequest& request = {});
-  /// Multiplies every loss's gradient, besides the micro-batch's weight.
+  /// Factor of every loss's gradient, besides the micro-batch's weight.
   double loss_scale() const noexcept { return scaler_.scale(); }
   /// Adds gradients of parameters of one unit: Gradients::add.
   Result<void> add(std::uint32_t unit, std::span<const ParameterGradient> gradients,
                    tiering::DeviceFence written = {});
   /// The accumulators, for gradients that arrive in parts.
   Gradients& gradients() noexcept { return *gradients_; }
-  /// Keeps the gradients of looked-up rows until step(), which adds them in the order in which they
-  /// came here.
+  /// Keeps the gradients of looked-up rows until step(), which adds them in the order of these
+  /// calls.
   void add_rows(RowGradients rows) { rows_.push_back(std::move(rows)); }
   /// Called when all micro-batches of the group have added their gradients of a stage: writes back
   /// spilled ones, and updates final ones under backward. Errors: Io, Corrupt, NoSpace, Timeout.
   Result<void> stage_accumulated(std::size_t stage) { return end_stage(stage); }
-  /// Notes, in the step's last backward, that nothing is added to the unit's gradient any more, as
-  /// far as the driver of a hooked model knows. Before stage_accumulated().
+  /// Reports, in the step's last backward, that nothing more is added to the unit's gradient, as
+  /// far as the driver of a hooked model knows. Call it before stage_accumulated().
   void complete(std::uint32_t unit) { under_backward_->complete(unit); }
   bool is_complete(std::uint32_t unit) const noexcept {
     return in_last_backward() && under_backward_->is_complete(unit);
   }
-  /// The step's last backward has begun, and with it what of the update it takes.
+  /// True once the step's last backward has begun, and with it the part of the update made under
+  /// it.
   bool in_last_backward() const noexcept { return rate_begun_.has_value(); }
-  /// Something will be added to the unit all the same, or it is used again: take_update_back()
-  /// follows, and the unit is not updated under backward any more.
+  /// Reports that something will be added to the unit after all, or that it is used again:
+  /// take_update_back() must follow, and the unit is never updated under backward again.
   void reopen(std::uint32_t unit) noexcept { under_backward_->added_late(unit); }
-  /// Takes back what a hooked model's step has begun of its update, for whoever needs gradients or
-  /// weights as they are before it; the backward that is open is not the last one. Errors: Io,
+  /// Rolls back what a hooked model's step has begun of its update, for callers that need gradients
+  /// or weights from before it; the open backward then counts as not the last one. Errors: Io,
   /// Corrupt, Timeout.
   Result<void> take_update_back();
-  /// `tokens`: of the group's micro-batches. Errors: those of updates between operators; of several
-  /// ranks that meet here, the group's, and Invalid where one of them has given the micro-batch up:
-  /// then this one has, too, and abandon_step() comes next.
+  /// `tokens`: number in the group's micro-batches. Errors: those of updates between operators; if
+  /// ranks communicate here, the group's, and Invalid if one of them has abandoned the micro-batch:
+  /// then it is abandoned here, too, and abandon_step() must follow.
   Result<void> end_backward(std::uint64_t tokens);
 
-  /// The optimizer step over the micro-batches since the last one. Errors: Invalid (out of order,
-  /// or another number of micro-batches than `request` says); Io, Corrupt.
+  /// Makes the optimizer step over the micro-batches since the last step. Errors: Invalid (out of
+  /// order, or not the number of micro-batches in `request`); Io, Corrupt.
   Result<StepResult> step(const StepRequest& request = {});
-  /// Drops the gradients of the step under way, and takes back what of its update was begun; the
-  /// update that the step before has begun goes on. After it weights are as if no forward had come
-  /// since that step. Errors: Invalid where the update has begun for good; Io, Timeout; the
-  /// group's, whom it tells of a micro-batch that is given up.
+  /// Drops the gradients of the current step, and rolls back what it has begun of its update; the
+  /// previous step's pending update is not affected. Afterwards weights are as if there had been no
+  /// forward since the previous step. Errors: Invalid if the update cannot be rolled back; Io,
+  /// Timeout; the group's, as other ranks are told of an abandoned micro-batch.
   Result<void> abandon_step();
-  /// True if the step under way has begun its update, and cannot be abandoned any more.
+  /// True if the current step has begun its update and can no longer be abandoned.
   bool update_begun() const noexcept;
-  /// An error that is not a tier's broke a pass off: call abandon_step() next.
+  /// Reports that an error outside of the tiers interrupted a pass: call abandon_step() next.
   void break_pass() noexcept;
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();
-  /// The last step whose update is complete, with all its figures; each step once.
+  /// Returns the last step whose update is complete, with all its figures; each step once.
   std::optional<StepResult> take_completed() noexcept;
-  /// Updates as much as needs no waiting: called between two of the driver's operators.
+  /// Updates units as far as that needs no waiting; called between two of the driver's operators.
   void update_between_operators() noexcept;
 
-  /// Opens a forward without gradients, whose bytes and time count for no step. Errors: as
-  /// finish_update; Invalid (out of order).
+  /// Opens a forward without gradients, whose bytes and time are not counted in any step. Errors:
+  /// as finish_update; Invalid (out of order).
   Result<void> begin_evaluation();
   /// `refused`: its batch could not be taken. Errors: Io, Timeout; where ranks meet here, the
   /// group's, and Invalid, which ends nothing: another one has refused its batch.
   Result<void> end_evaluation(bool refused);
 
-  /// Checkpoints::open: where save_checkpoint() saves from now on, in place of an earlier folder.
-  /// The next checkpoint descends from what is loaded before, or after. Errors: those of
-  /// Checkpoints::open, and Busy: a save is under way; they end nothing.
+  /// Opens the folder in which save_checkpoint() saves from now on, instead of an earlier one. The
+  /// next checkpoint descends from the loaded one, whether it is loaded before or after this call.
+  /// Errors: those of Checkpoints::open, and Busy: a save is under way; they do not end the run.
   Result<void> open_checkpoints(const CheckpointPlace& place);
-  /// Gives the folder and its lock back until the next save, so that another engine may save there.
-  /// Errors: Busy, Io.
+  /// Closes the folder and frees its lock until the next save, so that another engine may save
+  /// there. Errors: Busy, Io.
   Result<void> leave_checkpoints();
-  /// Bytes a second that the disks of the optimizer state, or else of the parameters, take
-  /// together, as probed at the start; 0: neither is on NVMe.
+  /// Combined write rate, in bytes per second as probed at the start, of the disks of the optimizer
+  /// state, or else of the parameters; 0: neither is on NVMe.
   double disk_write_rate() const noexcept;
-  /// The folder's side; not open before open_checkpoints().
+  /// State of the checkpoint folder; not open before open_checkpoints().
   const Checkpoints& checkpoints() const noexcept { return *checkpoints_; }
-  /// Saves the state after the last step, between steps alone: completes its update. Returns when
-  /// the checkpoint is durable. What it moves and takes is of no step. A folder that the request
-  /// names is opened, unless it is the one that is; all its checkpoints are kept. Errors: Invalid
-  /// (out of order, no folder); those of open_checkpoints(); Busy: a save is under way; those of
-  /// Checkpoints::finish, which end nothing; Io, Corrupt, Timeout of the tiers, which end the run:
-  /// state_of_step() tells.
+  /// Saves the state after the last step, whose update it completes; only between steps. Returns
+  /// when the checkpoint is durable. Its bytes and time are not counted in any step. If the request
+  /// names a folder that is not open, it is opened, and all its checkpoints are kept. Errors:
+  /// Invalid (out of order, no folder); those of open_checkpoints(); Busy: a save is under way;
+  /// those of Checkpoints::finish, which do not end the run; Io, Corrupt, Timeout of the tiers,
+  /// which end it: state_of_step() tells.
   Result<SavedCheckpoint> save_checkpoint(const SaveRequest& request);
-  /// Announces, before the last backward begins, that the step will be saved. What the update
-  /// makes under that backward is then copied at once, and not read later. Of the request, folder,
-  /// tag and buffers count: begin_checkpoint() or save_checkpoint() must follow the step, with the
-  /// same ones. Errors: Invalid (out of order), Busy, those of open_checkpoints().
+  /// Announces, before the last backward begins, that the step will be saved. State updated under
+  /// that backward is then copied at once instead of being read later. begin_checkpoint() or
+  /// save_checkpoint() must follow the step, with the same folder, tag and buffers in the request.
+  /// Errors: Invalid (out of order), Busy, those of open_checkpoints().
   Result<void> expect_checkpoint(const SaveRequest& request);
-  /// save_checkpoint() beside training, in three calls. Begins, between steps, to save the state
-  /// after the last one. The update that is still to come copies the state as it makes it: Note
-  /// [Copied as it passes] in checkpoints.h. Errors: Invalid, Busy, those of open_checkpoints().
+  /// Three calls do what save_checkpoint() does, but in the background of training. This one
+  /// begins, between steps, to save the state after the last step. The pending update copies each
+  /// sub-group when it writes it: Note [Copied as it passes] in checkpoints.h. Errors: Invalid,
+  /// Busy, those of open_checkpoints().
   Result<void> begin_checkpoint(const SaveRequest& request);
-  /// Starts to make it durable, and returns: any time after begin_checkpoint(), at best once the
-  /// next forward has completed the update; before, it does. `trainer`: in place of the request's.
-  /// Errors: Invalid (none has begun); the tiers', which end the run. A save that has failed is
-  /// what finish_checkpoint() says.
+  /// Starts to make the checkpoint durable, and returns. Call it after begin_checkpoint(), at best
+  /// when the next forward has completed the update; otherwise this call completes it. `trainer`:
+  /// replaces the request's. Errors: Invalid (none has begun); the tiers', which end the run.
+  /// finish_checkpoint() returns the errors of the save.
   Result<void> commit_checkpoint(std::optional<SavedTrainer> trainer = {});
-  /// Waits so long until it is durable. Nothing: there is none to wait for. Errors: those of
-  /// Checkpoints::finish, which end nothing; Timeout: not yet, ask again.
+  /// Waits up to this long until the checkpoint is durable. Returns nothing if there is none to
+  /// wait for. Errors: those of Checkpoints::finish, which do not end the run; Timeout: not yet,
+  /// call again.
   Result<std::optional<SavedCheckpoint>> finish_checkpoint(double seconds);
-  /// In place of initialize(), or between two steps: weights, moments and all that the next step
-  /// depends on become those of a checkpoint. `progress` in elements. Errors: those of
-  /// choose_checkpoints (where no tag is named, an older one is gone on from if one is damaged) and
-  /// CheckpointLoad::open, and Busy: a save is under way, which change nothing; Io, Corrupt of the
-  /// checkpoint, after which there are no weights, for another load or initialize(); those of the
-  /// tiers, which end the run.
+  /// Replaces weights, moments and everything else that the next step depends on with those of a
+  /// checkpoint. Call it instead of initialize(), or between two steps. `progress` in elements. If
+  /// no tag is given and a checkpoint is damaged, an older one is loaded. Errors: those of
+  /// choose_checkpoints and CheckpointLoad::open, and Busy (a save is under way): nothing has
+  /// changed; Io, Corrupt of the checkpoint: there are no weights, and another load or initialize()
+  /// must follow; those of the tiers, which end the run.
   Result<LoadedCheckpoint> load_checkpoint(const LoadRequest& request,
                                            const Optimizer::Progress& progress = {});
 
-  /// Optimizer::digest and Optimizer::read_state, of no step; a pending update is completed.
-  /// Errors: Io, Corrupt, Timeout; Invalid (out of order); read_state also the sink's, which end
-  /// nothing. `call`: as begin_forward's.
+  /// Optimizer::digest and Optimizer::read_state, not counted in any step; they complete a pending
+  /// update. Errors: Io, Corrupt, Timeout; Invalid (out of order); for read_state also the sink's,
+  /// which do not end the run. `call`: as in begin_forward.
   Result<std::string> digest();
   Result<void> read_state(std::uint32_t parameter, StateKind kind,
                           const std::function<Result<void>(std::span<const float>)>& sink,
                           const char* call = "read_state");
-  /// Gradients::read, once the step has had a backward and its update has not begun. False, and
-  /// nothing read: no gradient of the parameter has come since the last step, or none can be read
-  /// now. What comes is multiplied by the loss scale. Errors: as read_state.
+  /// Gradients::read, once the step has had a backward and its update has not begun. Returns false
+  /// without reading if the parameter got no gradient since the last step, or if it cannot be read
+  /// now. The values include the loss scale.  Errors: as read_state.
   Result<bool> read_gradient(std::uint32_t parameter,
                              const std::function<Result<void>(std::span<const float>)>& sink);
-  /// Gradients::replace, where write_state() is legal and once the step has had a backward: its
-  /// update has this gradient. False, and nothing is written: it has had none. Errors: as
+  /// Gradients::replace, when write_state() is legal and the step has had a backward: the step's
+  /// update uses this gradient. Returns false without writing if there was no backward. Errors: as
   /// read_state; Invalid: a frozen parameter.
   Result<bool> write_gradient(const ParameterGradient& gradient);
-  /// Optimizer::write_state, of no step, while no group of micro-batches is under way: what is
-  /// computed from here on, the update of the step under way too, has the new values. Errors: as
-  /// read_state.
+  /// Optimizer::write_state, not counted in any step, while no group of micro-batches is under way.
+  /// Everything computed from here on uses the new values, including the current step's update.
+  /// Errors: as read_state.
   Result<void> write_state(
       std::uint32_t parameter, StateKind kind,
       const std::function<void(std::uint64_t first, std::span<float> values)>& source);
   bool weights_readable() const noexcept { return is_legal(step_state_, StepCall::ReadState); }
 
-  /// Checks that `call` is in order now; `name` is what the user calls it.
+  /// Checks that `call` is legal now; `name` is its name for the user.
   Result<void> check(StepCall call, const char* name) const;
-  /// The first error ends the run: later calls return it instead of working on damaged state.
+  /// Records the first error, which ends the run: later calls return it instead of working on
+  /// damaged state.
   template <typename T>
   Result<T> remember(Result<T> result) {
     if (!result.has_value()) result = fail(std::move(result).error());
@@ -301,9 +305,9 @@ class StepCore : public StepFlow<StepCore> {
   std::uint32_t ranks() const noexcept { return agreement_.ranks(); }
   /// True if ranks meet within passes, too: Note [Where ranks meet].
   bool meets_in_passes() const noexcept { return meets() && placement().params_cut; }
-  /// True if step() completes the update: nothing of it is pending behind it.
+  /// True if step() completes the update, so that nothing of it is pending afterwards.
   bool completes_update() const noexcept { return options_.resident || meets(); }
-  /// True if other ranks wait for the end of the micro-batch under way.
+  /// True if other ranks wait for the end of the current micro-batch.
   bool is_awaited() const noexcept { return awaited_; }
   const Budgets& budgets() const noexcept { return options_.budgets; }
   const Placement& placement() const noexcept { return state_->placement(); }
@@ -312,7 +316,7 @@ class StepCore : public StepFlow<StepCore> {
   PassCounters& counters() noexcept { return counters_; }
   Timeline* timeline() const noexcept { return options_.timeline; }
   std::uint64_t micro_batches() const noexcept { return micro_batches_; }
-  /// How many updates the parameter has had, with one that is pending.
+  /// The number of updates of the parameter, including a pending one.
   std::uint64_t update_count(std::uint32_t parameter) const noexcept {
     return optimizer_->update_count(parameter);
   }
@@ -320,14 +324,14 @@ class StepCore : public StepFlow<StepCore> {
     return under_backward_->units();
   }
   std::string describe_io() const;
-  /// Of all that has run since the state was made.
+  /// Totals since the state was created.
   std::uint64_t bytes_nvme_read() const { return figures_->mark().counters.bytes_nvme_read; }
   std::vector<SwapPathUse> path_use() const { return state_->path_use(); }
-  /// Drains and removes the swap files. A pending update is dropped with the weights.
-  /// Errors: Io, Timeout.
+  /// Drains and removes the swap files. Drops a pending update together with the weights. Errors:
+  /// Io, Timeout.
   Result<void> close();
-  /// True if close() has given up on a disk that does not answer: then the core, the executor and
-  /// the device must not be destroyed.
+  /// True if close() has given up waiting for a disk: then the core, the executor and the device
+  /// must not be destroyed.
   bool stalled() const noexcept { return stalled_; }
 
  private:
@@ -336,7 +340,7 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> build();
   Result<void> lay_out();
   Result<void> agree();
-  /// One outcome for all ranks: comm::Group::agree.
+  /// Gives all ranks the same outcome: comm::Group::agree.
   template <typename T>
   Result<void> agree_on(const Result<T>& own, const char* what) {
     Result<void> outcome = own.has_value() ? Result<void>() : Result<void>(Error(own.error()));
@@ -347,9 +351,10 @@ class StepCore : public StepFlow<StepCore> {
   bool separate_device() const noexcept {
     return options_.device != nullptr && !options_.device->host_accessible();
   }
-  /// Each rank has all parameters: what is divided is gathered where the host reaches it.
+  /// True if each rank has all parameters, so that updated shares are gathered in host-accessible
+  /// memory.
   bool whole_params() const noexcept { return config_.zero.stage < 3 || separate_device(); }
-  /// Note [Where ranks meet].
+  /// See Note [Where ranks meet].
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
   void see_losses(std::span<const double> losses);
   Result<void> meet_behind_backward();
@@ -391,7 +396,7 @@ class StepCore : public StepFlow<StepCore> {
   StepVerdict judge(const GradientNorm& norm, const StepRequest& request, StepResult& result);
   Result<void> begin_update(const StepRequest& request, const StepResult& result);
 
-  friend StepFlow;  // which this class plays
+  friend StepFlow;  // the class that this one is a player of
   Prefetcher& prefetcher() noexcept { return *prefetcher_; }
   Optimizer& update() noexcept { return *optimizer_; }
   UnderBackward& under_backward() noexcept { return *under_backward_; }
@@ -417,7 +422,7 @@ class StepCore : public StepFlow<StepCore> {
 
   const ModelShape shape_;
   const Config config_;
-  StepCoreOptions options_;  // budgets are those of the rank with least memory
+  StepCoreOptions options_;  // with the budgets of the rank with the least memory
   Executor& executor_;
   std::unique_ptr<aio::Engine> io_;
   std::unique_ptr<ModelState> state_;
@@ -428,54 +433,57 @@ class StepCore : public StepFlow<StepCore> {
   std::optional<UnderBackward> under_backward_;
   std::unique_ptr<StepFigures> figures_;
   std::unique_ptr<Checkpoints> checkpoints_;
-  std::vector<std::vector<std::uint32_t>> final_by_stage_;  // plan/units_under_backward.h
+  std::vector<std::vector<std::uint32_t>> final_by_stage_;  // see plan/units_under_backward.h
   PassCounters counters_;
   LossScaler scaler_;
   StepGuard guard_;
 
   StepState step_state_ = StepState::Unfilled;
   std::optional<Error> end_;  // why the run ended
-  bool stalled_ = false;      // transfers are still in flight, and the disk does not answer
+  bool stalled_ = false;      // transfers are in flight, and the disk does not answer
 
   Agreement agreement_;
   std::uint64_t run_id_;
-  std::optional<CheckpointLink> last_link_;  // what the next checkpoint descends from
+  std::optional<CheckpointLink> last_link_;  // parent of the next checkpoint
 
   std::uint64_t step_ = 0;           // steps done, skipped ones included
-  std::uint64_t updates_ = 0;        // steps that were not skipped
-  std::optional<double> last_rate_;  // learning rate of the last of these
-  // Of the step under way:
-  std::uint64_t micro_batches_ = 0;  // forward and backward done
+  std::uint64_t updates_ = 0;        // steps that made an update
+  std::optional<double> last_rate_;  // learning rate of the last update
+  // For the current step:
+  std::uint64_t micro_batches_ = 0;  // micro-batches whose forward and backward are done
   std::uint64_t tokens_ = 0;
   double loss_sum_ = 0.0;
-  std::size_t forward_position_ = 0;    // the prefetcher's position when the open forward began
-  std::vector<double> losses_pending_;  // losses of all ranks for the forward before its backward
-  std::size_t micro_batches_pending_ = 0;  // micro-batches of this forward
-  std::vector<std::uint32_t> looked_up_;   // parameters that are trained, in their order
+  // The prefetcher's position at the beginning of the open forward.
+  std::size_t forward_position_ = 0;
+  std::vector<double> losses_pending_;     // losses of all ranks, from a forward until its backward
+  std::size_t micro_batches_pending_ = 0;  // micro-batches in this forward
+  std::vector<std::uint32_t> looked_up_;   // trained parameters that are looked up, in order
   std::vector<RowGradients> rows_;
-  bool awaited_ = false;                      // ranks must still meet after the backward
+  bool awaited_ = false;                      // the ranks must still communicate after the backward
   bool awaited_in_forward_ = false;           // or at the next unit, or the forward's end
-  bool last_backward_ = false;                // no more is added to a stage's gradients after it
-  std::vector<AccessOrder::Access> entered_;  // and not left yet
-  std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};  // of the first forward
-  std::optional<double> rate_begun_;      // learning rate of an update begun under backward, or
-  std::vector<GroupStep> groups_begun_;   // its groups
-  std::uint64_t under_backward_ns_ = 0;   // updating
-  std::uint64_t backward_begin_ns_ = 0;   // of the backward that is open
-  std::uint64_t backward_ns_ = 0;         // from begin to end
-  StepFigures::Mark evaluation_begin_{};  // of the evaluation that is open
-  bool evaluating_ = false;               // one is
+  bool last_backward_ = false;                // this is the step's last backward
+  std::vector<AccessOrder::Access> entered_;  // accesses that were entered and not yet left
+  // Order of the units in the first forward.
+  std::optional<std::vector<std::uint32_t>> first_uses_{std::in_place};
+  std::optional<double> rate_begun_;      // learning rate of an update begun under backward; and
+  std::vector<GroupStep> groups_begun_;   // its groups' constants
+  std::uint64_t under_backward_ns_ = 0;   // time spent updating
+  std::uint64_t backward_begin_ns_ = 0;   // start of the open backward
+  std::uint64_t backward_ns_ = 0;         // duration from beginning to end
+  StepFigures::Mark evaluation_begin_{};  // start of the open evaluation
+  bool evaluating_ = false;               // an evaluation is open
   bool given_up_ = false;                 // the pass, with another rank that has refused its batch
-  struct Gather {                         // of the other ranks' shares of a unit, on their way
+  struct Gather {                         // other ranks' shares of a unit, being gathered
     std::uint32_t unit = 0;
     std::unique_ptr<comm::Group::Begun> begun;
   };
   std::vector<Gather> gathers_;
-  // Of the step before, whose update is pending:
+  // For the previous step, whose update is pending:
   std::optional<StepResult> updating_;
   std::optional<StepResult> completed_;
-  std::optional<Error> failed_ahead_;  // error of an update between operators, for the next call
-  MeasuredStep measured_;              // by which backward gets its share
+  // Error of an update between operators, returned by the next call.
+  std::optional<Error> failed_ahead_;
+  MeasuredStep measured_;  // for choosing the share of the update under backward
 };
 
 }  // namespace artesian::zero3

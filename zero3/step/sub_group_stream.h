@@ -179,7 +179,7 @@ class SubGroupStream : public tiering::Pipeline<SubGroupStream> {
   // For the pass under way:
   SubGroupStreamOptions options_;
   bool uses_queues_ = false;   // copies go between its items and a separate device
-  SlicedBody body_;            // without slices, `after` is the whole work
+  SlicedBody body_;            // if it has no slices, `after` does all the work
   std::size_t saved_end_ = 0;  // the place after the last of units_saved
   std::vector<Task> done_;     // tasks that an abandoned pass had completed
 };
