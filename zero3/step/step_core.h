@@ -133,10 +133,9 @@ class StepCore : public StepFlow<StepCore> {
   /// the call's name for the user, for messages. Errors: Invalid (out of order; more micro-batches
   /// than the step has left).
   Result<void> begin_forward(std::uint64_t micro_batches, const char* call = "forward");
-  /// Gathers the units of one access, brings their pending update, and pins them. Errors: Io,
-  /// Corrupt, Timeout, Exhausted; all end the run. Also
-  /// Invalid, which ends nothing: another rank has given this pass up, and this one has, too; of a
-  /// step, abandon_step() comes next.
+  /// Gathers the units of one access, makes their pending update, and pins them. Errors: Io,
+  /// Corrupt, Timeout, Exhausted, which end the run; Invalid, which does not: another rank has
+  /// abandoned this pass, and so has this one; in a step, abandon_step() must follow.
   Result<void> enter(const AccessOrder::Access& units);
   Result<void> leave(const AccessOrder::Access& units);
   /// First byte of an entered unit's gathered parameters.
