@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "tests/support/wait_sites.h"
 #include "tiering/device/host_device.h"
 
 namespace artesian::test_support {
@@ -385,6 +386,9 @@ inline SeparateDevice::Clock SeparateDevice::clock_of(DeviceFence fence) {
 inline Result<DeviceFence> SeparateDevice::record(Queue queue) {
   ARTESIAN_TRY_VOID(call());
   Lane& own = lane(queue);
+  if (WaitSites::instance().drops_if_told("record", __builtin_return_address(0))) {
+    return DeviceFence{queue, own.recorded.empty() ? 0 : own.recorded.rbegin()->first};
+  }
   merge(own.clock, host_);
   if (queue == Queue::Compute) ++own.enqueued;  // passed once somebody waits for it
   own.recorded[own.enqueued] = own.clock;
@@ -399,6 +403,11 @@ inline Result<DeviceFence> SeparateDevice::record(Queue queue) {
 
 inline Result<void> SeparateDevice::wait(Queue queue, DeviceFence fence) {
   ARTESIAN_TRY_VOID(call());
+  const void* const caller = __builtin_return_address(0);
+  if (WaitSites::instance().drops_if_told("wait",
+                                          joining_ ? WaitSites::callers_caller() : caller)) {
+    return {};
+  }
   if (fence.sequence == 0 || fence.queue == queue) return {};
   EXPECT_LE(fence.sequence, lane(fence.queue).enqueued) << "a fence of the future";
   Lane& own = lane(queue);
@@ -430,6 +439,7 @@ inline bool SeparateDevice::ready(DeviceFence fence) noexcept {
 
 inline Result<void> SeparateDevice::finish(DeviceFence fence) noexcept {
   ARTESIAN_TRY_VOID(call());
+  if (WaitSites::instance().drops_if_told("finish", __builtin_return_address(0))) return {};
   if (fence.sequence == 0) return {};
   if (hangs) return make_error(ErrorCode::Timeout, name() + ": no answer from the device");
   if (lane(fence.queue).done < fence.sequence) work_meanwhile();

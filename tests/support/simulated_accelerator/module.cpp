@@ -5,7 +5,7 @@
 
 #include "tests/support/simulated_accelerator/accelerator.h"
 #include "tests/support/simulated_accelerator/simulated_device.h"
-#include "tests/support/simulated_accelerator/wait_sites.h"
+#include "tests/support/wait_sites.h"
 
 namespace artesian::test_support {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/units.h"
-#include "tests/support/simulated_accelerator/wait_sites.h"
+#include "tests/support/wait_sites.h"
 
 namespace artesian::test_support {
 namespace {
@@ -183,7 +183,8 @@ LateQueues::Mark SimulatedDevice::mark_of(DeviceFence fence) {
 }
 
 Result<void> SimulatedDevice::wait(Queue queue, DeviceFence fence) {
-  if (drops("wait", __builtin_return_address(0))) return {};
+  const void* const caller = __builtin_return_address(0);
+  if (drops("wait", joining_ ? WaitSites::callers_caller() : caller)) return {};
   if (fence.sequence != 0) queues().wait(number(queue), mark_of(fence));
   return {};
 }
