@@ -1,4 +1,6 @@
 // silu(gate) * up on the device: each block processes a piece of a row, four elements per thread.
+// Rows are the grid's second dimension, since a 64-bit division per four elements costs as much as
+// the rest.
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/exponential.cuh"
@@ -12,13 +14,14 @@ constexpr unsigned elements_per_block = threads_per_block * 4;
 /// Calls body(index in gate and up, index in contiguous arrays, n <= 4) for this thread's groups.
 template <typename Body>
 __device__ inline void for_own_groups(const GatedRows& all, Body&& body) {
-  const std::uint64_t pieces = (all.width - 1) / elements_per_block + 1;
-  for (std::uint64_t piece = blockIdx.x; piece < all.rows * pieces; piece += gridDim.x) {
-    const std::uint64_t row = piece / pieces;
-    const std::uint64_t i = piece % pieces * elements_per_block + threadIdx.x * 4;
-    if (i >= all.width) continue;
-    const int n = all.width - i < 4 ? static_cast<int>(all.width - i) : 4;
-    body(row * all.stride + i, row * all.width + i, n);
+  const std::uint64_t first =
+      (static_cast<std::uint64_t>(blockIdx.x) * threads_per_block + threadIdx.x) * 4;
+  const std::uint64_t step = static_cast<std::uint64_t>(gridDim.x) * elements_per_block;
+  for (std::uint64_t row = blockIdx.y; row < all.rows; row += gridDim.y) {
+    for (std::uint64_t i = first; i < all.width; i += step) {
+      const int n = all.width - i < 4 ? static_cast<int>(all.width - i) : 4;
+      body(row * all.stride + i, row * all.width + i, n);
+    }
   }
 }
 
@@ -74,9 +77,9 @@ GatedRows joined(GatedRows all) {
   return all;
 }
 
-unsigned blocks_of(const GatedRows& all) {
-  const std::uint64_t pieces = all.rows * ((all.width - 1) / elements_per_block + 1);
-  return static_cast<unsigned>(pieces < 65536 ? pieces : 65536);
+dim3 blocks_of(const GatedRows& all) {
+  constexpr std::uint64_t rows_max = 4096;  // at once: they fill any GPU
+  return {blocks_for(all.width), static_cast<unsigned>(all.rows < rows_max ? all.rows : rows_max)};
 }
 
 /// True if all rows of all arrays begin where four elements may be read at once.

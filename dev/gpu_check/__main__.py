@@ -17,9 +17,10 @@ GPU, only parts that need none run, with a message; if a GPU exists but the driv
 it, the parts that need it fail. If the build uses another torch than python3 imports, the parts
 that build or use it fail. Name several parts in one call, as a machine, with its build, may be gone
 between calls: `first`, then `facts build test`, `profile speeds`, `bench`, `sanitize`. Results go
-to gpu_check.json and gpu_check.md in --out, and PART.log of a part that failed. Parts that ran
-before on the same sources are kept, so parts may be run one by one. Exit codes: 0 all well, 1 a
-part failed, 2 wrong arguments or a tool is missing.
+to gpu_check.json and gpu_check.md in --out, and the logs of parts that failed to failed.log, since
+few files come back from a machine that is lent. Parts that ran before on the same sources are kept,
+so parts may be run one by one. Exit codes: 0 all well, 1 a part failed, 2 wrong arguments or a tool
+is missing.
 """
 
 import argparse
@@ -121,7 +122,6 @@ def run_part(name, context):
     say(f"== {name}")
     start = time.monotonic()
     context.start_part()
-    (context.options.out / f"{name}.log").unlink(missing_ok=True)  # left by an earlier run
     try:
         if name in USE_THE_BUILD:
             torch_build.check(context)
@@ -141,11 +141,11 @@ def run_part(name, context):
 
 def keep_logs(name, context):
     """Keeps a failed part's logs beside the results, as machines are returned with their files."""
-    path = context.options.out / f"{name}.log"
     if context.logs:
         context.options.out.mkdir(parents=True, exist_ok=True)
-        tails = [f"== {log.name}\n{log.read_text()[-LOG_TAIL:]}\n" for log in context.logs]
-        path.write_text("".join(tails))
+        tails = [f"== {name}: {log.name}\n{log.read_text()[-LOG_TAIL:]}\n" for log in context.logs]
+        with (context.options.out / "failed.log").open("a") as kept:
+            kept.write("".join(tails))
 
 
 def kept_results(folder, digest):
@@ -170,6 +170,7 @@ def main(arguments):
         none = f"none by the driver, but {context.gpu_seen} says that there is one"
     say(f"GPUs: {context.gpu_count or none}")
     found = kept_results(results, context.digest)
+    (options.out / "failed.log").unlink(missing_ok=True)  # of an earlier run
     ran = options.parts or [name for name in PARTS if name != "first"]
     for name in ran:
         found[name] = run_part(name, context)

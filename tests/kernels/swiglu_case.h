@@ -14,10 +14,12 @@ namespace artesian::kernels {
 enum class Gated : std::uint8_t { Apart, Packed };
 
 struct SwigluCase {
-  static constexpr std::uint64_t row_count = 3;
-
-  SwigluCase(DType type, std::uint64_t count, Gated how, bool finite)
-      : dtype(type), width(count), packed(how == Gated::Packed), offset(count / 2 % 4) {
+  SwigluCase(DType type, std::uint64_t count, Gated how, bool finite, std::uint64_t rows_of_all = 3)
+      : dtype(type),
+        row_count(rows_of_all),
+        width(count),
+        packed(how == Gated::Packed),
+        offset(count / 2 % 4) {
     const auto values = [&](std::uint64_t n, std::uint64_t stream) {
       return array_of(finite ? ordinary_values(n, stream) : mixed_values(n, stream), dtype, offset);
     };
@@ -58,6 +60,7 @@ struct SwigluCase {
   }
 
   DType dtype;
+  std::uint64_t row_count;
   std::uint64_t width;
   bool packed;
   std::uint64_t offset;  // elements
@@ -77,6 +80,7 @@ void for_swiglu_cases(const Test& test) {
       }
     }
   }
+  test(SwigluCase(DType::BFloat16, 5, Gated::Packed, true, 4'099));  // more than a grid has
 }
 
 }  // namespace artesian::kernels

@@ -22,7 +22,7 @@ TEST_P(SwigluOnTarget, EqualsTheNaiveVersion) {
 TEST(Swiglu, IsRightAgainstFp64) {
   SwigluCase all(DType::Float32, 4099, Gated::Apart, /*finite=*/true);
   all.run(swiglu, swiglu_gradient);
-  for (std::uint64_t i = 0; i < SwigluCase::row_count * 4099; ++i) {
+  for (std::uint64_t i = 0; i < all.row_count * 4099; ++i) {
     const auto at = [&](const std::vector<unsigned char>& array) {
       return static_cast<double>(load_element(array.data(), DType::Float32, all.offset + i));
     };

@@ -348,7 +348,9 @@ def test_a_refused_device_is_a_failed_row(check):
     for kind in ("host", "nvme"):
         assert rows[kind]["status"] == "failed" and rows[kind]["error"] == REFUSAL
     assert REFUSAL in check.table() and REFUSAL in done.stderr
-    assert "a note" in (check.out / "bench.log").read_text()
+    assert "a note" in (check.out / "failed.log").read_text()
+    files = {path.name for path in check.out.iterdir()}
+    assert files == {"failed.log", "gpu_check.json", "gpu_check.md"}
 
 
 def runs(pid):

@@ -69,6 +69,13 @@ def test_sass_stores_vectors_and_spills_nothing(path):
         assert name in WRITES_SCALARS or re.search(r"\bSTG\.E\S*\.(64|128)\b", code), name
 
 
+def test_swiglu_divides_no_index():
+    """A division of 64 bits is a call, at the cost of four elements."""
+    (path,) = (each for each in OBJECTS if each.name == "swiglu.cu.o")
+    for name, code in kernels_in(dump(path, "-ptx"), r"\.entry (\w+)\("):
+        assert not re.search(r"\b(div|rem)\.[us]64\b", code), name
+
+
 def test_all_kernels_are_looked_at():
     sources = {path.name for path in (ROOT / "kernels").glob("*.cu")}
     assert {path.name.removesuffix(".o") for path in OBJECTS} == sources

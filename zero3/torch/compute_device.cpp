@@ -16,6 +16,7 @@
 #ifdef ARTESIAN_HAVE_CUDA
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -105,9 +106,10 @@ Result<void> load_cuda_of_torch() {
   const std::string folder = c10_path.substr(0, c10_path.rfind('/') + 1);
   if (::dlopen((folder + "libtorch_cuda.so").c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return {};
   const char* reason = ::dlerror();  // NOLINT(concurrency-mt-unsafe): one thread opens devices
-  return make_error(ErrorCode::Unsupported,
-                    "device: got cuda, allowed cpu: this LibTorch has no CUDA: " +
-                        std::string(reason) + "; install the torch package for CUDA 13");
+  return make_error(
+      ErrorCode::Unsupported,
+      "device: got cuda, allowed cpu: this LibTorch has no CUDA: " + std::string(reason) +
+          "; install the torch package for CUDA " + std::to_string(CUDART_VERSION / 1000));
 }
 
 /// Selects kernels that give the same bits in every run, for any placement. With `warn_only`
