@@ -51,6 +51,7 @@ ops: __compatible_ops__
 ops.aio: AsyncIOBuilder
 ops.op_builder: AsyncIOBuilder CPUAdamBuilder FusedAdamBuilder
 runtime.dataloader: RepeatingLoader
+runtime.swap_tensor: MIN_AIO_BYTES MIN_SWAPPABLE_BYTES
 runtime.utils: see_memory_usage move_to_device set_random_seed
 utils: logger log_dist RepeatingLoader set_log_level_from_string OnDevice
     set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules set_z3_leaf_module
@@ -340,6 +341,13 @@ def test_a_config_with_deepspeeds_spelling_is_read():
 
 def begin(model, **more):
     return deepspeed.initialize(model=model, config=config_for(**more), model_parameters=None)
+
+
+def test_initialize_logs_deepspeeds_first_line(caplog):
+    engine, *_ = begin(stack()[0])
+    engine.destroy()
+    line = f"DeepSpeed info: version={surface.VERSION}, git-hash=artesian, git-branch=artesian"
+    assert [line in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 ADAMS = [

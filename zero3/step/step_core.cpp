@@ -310,8 +310,7 @@ Result<void> StepCore::end_forward(std::span<const double> losses) {
   losses_pending_.assign(losses.begin(), losses.end());
   if (!meets()) {                   // ranks that do meet there communicate after the backward
     if (first_uses_.has_value()) {  // the order in a caller's model may differ from its stages
-      optimizer_->set_order(*first_uses_);
-      first_uses_.reset();
+      set_update_order(*std::exchange(first_uses_, std::nullopt));
     }
     auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
     if (!of_all.has_value() && agreement_.refused()) {

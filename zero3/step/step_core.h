@@ -203,6 +203,11 @@ class StepCore : public StepFlow<StepCore> {
   void break_pass() noexcept;
   /// Completes the update that the last step began. Errors: Io, Corrupt, NoSpace.
   Result<void> finish_update();
+  /// Completes it at least for persistent units, whose parameters the caller may read between
+  /// passes; in the order of the update they are the first ones. With several ranks it completes
+  /// all of it, and each has these parameters as a whole. Errors: as finish_update, and the
+  /// group's.
+  Result<void> update_persistent();
   /// Returns the last step whose update is complete, with all its figures; each step once.
   std::optional<StepResult> take_completed() noexcept;
   /// Updates units as far as that needs no waiting; called between two of the driver's operators.
@@ -410,6 +415,7 @@ class StepCore : public StepFlow<StepCore> {
   Result<void> update_final(std::size_t stage);
   Result<void> complete_gradients();
 
+  void set_update_order(const std::vector<std::uint32_t>& uses);
   StepFigure figure_of(const MeasuredStep& measured) const;
   template <typename Work>
   Result<void> go_on_updating(const Work& work);

@@ -131,6 +131,30 @@ Result<void> StepCore::take_update_back() {
   return remember(take_back());
 }
 
+/// Beside a caller's model: `uses` in the order of the first forward, behind the persistent units,
+/// which step() updates.
+void StepCore::set_update_order(const std::vector<std::uint32_t>& uses) {
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t unit = 0; options_.hooked && unit < layout().units.size(); ++unit) {
+    if (layout().units[unit].persistent) order.push_back(unit);
+  }
+  order.insert(order.end(), uses.begin(), uses.end());
+  optimizer_->set_order(order);
+}
+
+Result<void> StepCore::update_persistent() {
+  ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "update_persistent"));
+  if (completes_update()) {
+    ARTESIAN_TRY_VOID(finish_update());
+    return remember(gather_persistent_shares());
+  }
+  for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
+    if (!layout().units[unit].persistent) continue;
+    ARTESIAN_TRY_VOID(remember(update_before_use(unit)));
+  }
+  return {};
+}
+
 Result<void> StepCore::finish_update() {
   ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "finish_update"));
   ARTESIAN_TRY_VOID(remember(complete_pending()));

@@ -147,7 +147,6 @@ UnitUses::UnitUses(StepCore& core, ParameterTensors& tensors, Constants constant
       link_(std::make_shared<Link>(this, layout_.units.size())),
       accesses_(layout_.stages),
       unit_holds_(layout_.units.size(), 0),
-      away_(layout_.units.size(), false),
       calls_(layout_.places.size(), 0),
       several_(layout_.places.size(), false),
       added_(layout_.places.size(), false) {
@@ -203,7 +202,6 @@ Result<void> UnitUses::hold(std::uint32_t access) {
     return entered;
   }
   for (const std::uint32_t unit : units) {
-    if (away_[unit]) bind_for_long(unit);
     if (unit_holds_[unit]++ > 0 || layout_.units[unit].persistent) continue;
     tensors_.bind(unit, core_.data(unit));
     watch_.remember(unit, /*readable=*/false);
@@ -264,7 +262,7 @@ Result<void> UnitUses::begin_pass(Pass pass) {
   ARTESIAN_TRY_VOID(close_forward_and_backward());
   ARTESIAN_TRY_VOID(core_.begin_evaluation());
   evaluating_ = true;
-  return bring_persistent_back();
+  return {};
 }
 
 Result<void> UnitUses::open_forward() {
@@ -691,14 +689,10 @@ Result<StepResult> UnitUses::step(const StepRequest& request) {
   scaled_loss_.reset();
   if (result.overflow) return result;
   tensors_.bump_versions();
-  // Below stage 3 the caller may read parameters from now on; with several ranks all are here
+  // The caller may read persistent parameters from now on; with several ranks all are here
   // together.
-  if (core_.completes_update()) ARTESIAN_TRY_VOID(core_.finish_update());
-  if (core_.resident()) {
-    bind_persistent();
-  } else {
-    put_persistent_away();
-  }
+  ARTESIAN_TRY_VOID(core_.update_persistent());
+  bind_persistent();
   return result;
 }
 

@@ -214,8 +214,6 @@ class UnitUses {
   Result<void> release_all(const std::vector<std::uint32_t>& accesses);
   void bind_persistent();
   void bind_for_long(std::uint32_t unit);
-  void put_persistent_away();
-  Result<void> bring_persistent_back();
   std::optional<std::uint32_t> parameter_at(const torch::autograd::Node& node,
                                             const Use& use) const;
   std::optional<std::uint32_t> stage_of(std::uint32_t parameter,
@@ -274,7 +272,6 @@ class UnitUses {
   std::vector<std::uint32_t> in_backward_;  // by stage: index of its access in backward
   std::vector<std::uint32_t> holds_;        // by access: number of uses that hold it
   std::vector<std::uint32_t> unit_holds_;
-  std::vector<bool> away_;  // by unit: it is persistent, and was not bound since the last step
   std::unordered_map<const void*, std::uint32_t> parameter_of_;  // by tensor and by storage
   std::vector<std::shared_ptr<void>> accumulators_;              // nodes, kept alive
   std::vector<std::weak_ptr<Use>> open_;                         // uses that hold their stage

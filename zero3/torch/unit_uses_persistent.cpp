@@ -4,7 +4,6 @@
 #include <span>
 #include <vector>
 
-#include "zero3/torch/storage_refusal.h"
 #include "zero3/torch/unit_use.h"
 #include "zero3/torch/unit_uses.h"
 
@@ -26,31 +25,6 @@ void UnitUses::bind_persistent() {
 void UnitUses::bind_for_long(std::uint32_t unit) {
   tensors_.bind(unit, core_.data(unit));
   watch_.remember(unit, /*readable=*/true);
-  away_[unit] = false;
-}
-
-/// Persistent units wait for the step's update, so their old values must not be read.
-void UnitUses::put_persistent_away() {
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (!layout_.units[unit].persistent) continue;
-    away_[unit] = released_tensors_throw();
-    if (away_[unit]) tensors_.unbind(unit);
-    watch_.remember(unit, /*readable=*/!away_[unit]);
-  }
-}
-
-/// Binds the persistent units that no call of the pass has used.
-Result<void> UnitUses::bring_persistent_back() {
-  for (std::uint32_t unit = 0; unit < layout_.units.size(); ++unit) {
-    if (!away_[unit]) continue;
-    const AccessOrder::Access alone = {unit};
-    if (core_.state_of_step() == StepState::Forward) {  // otherwise the update is complete
-      ARTESIAN_TRY_VOID(core_.enter(alone));
-      ARTESIAN_TRY_VOID(core_.remember(core_.leave(alone)));
-    }
-    bind_for_long(unit);
-  }
-  return {};
 }
 
 void UnitUses::weights_replaced(std::optional<std::uint32_t> unit) {

@@ -98,7 +98,7 @@ Result<void> UnitUses::end_call(bool failed) {
     damaged_ = true;
     core_.break_pass();
   }
-  return bring_persistent_back();
+  return {};
 }
 
 Result<void> UnitUses::unwind() {

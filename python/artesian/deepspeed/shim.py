@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from artesian import devices, ranks
+from artesian.build_facts import VERSION
 from artesian.checkpoint import get_fp32_state_dict_from_zero_checkpoint
 from artesian.config import expand_dotted
-from artesian.deepspeed import comm, surface
+from artesian.deepspeed import comm, surface, utilities
 from artesian.described import describe, describe_modules, forget
 from artesian.engine import Engine, Manner, begin
 from artesian.errors import MissingError, UnsupportedError
@@ -57,6 +58,11 @@ def initialize(
     if model is None:
         raise MissingError("deepspeed.initialize(model=...): got none, allowed a torch.nn.Module")
     comm.init_distributed(dist_init_required=dist_init_required)
+    utilities.log_dist(
+        f"DeepSpeed info: version={version}, git-hash=artesian, git-branch=artesian: answered by "
+        f"Artesian {VERSION}",
+        ranks=[0],
+    )
     group = None
     if mpu is not None or mesh_param is not None:
         group = ranks.data_parallel_group(mpu, mesh_param)

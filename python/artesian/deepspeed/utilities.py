@@ -15,6 +15,8 @@ from artesian.deepspeed import comm
 from artesian.errors import InvalidError
 
 logger = logging.getLogger("artesian.deepspeed")
+if logger.level == logging.NOTSET:
+    logger.setLevel(logging.INFO)  # as DeepSpeed's
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
