@@ -252,6 +252,8 @@ MODULES: dict[str, dict[str, str]] = {
     "deepspeed.runtime.dataloader": {"RepeatingLoader": UTILITIES},
     "deepspeed.runtime.engine": {"DeepSpeedEngine": SHIM},
     "deepspeed.runtime.lr_schedules": SCHEDULES,
+    "deepspeed.runtime.swap_tensor": {"MIN_AIO_BYTES": TYPES, "MIN_SWAPPABLE_BYTES": TYPES},
+    "deepspeed.runtime.swap_tensor.utils": {"MIN_AIO_BYTES": TYPES, "MIN_SWAPPABLE_BYTES": TYPES},
     "deepspeed.runtime.utils": {
         "move_to_device": UTILITIES,
         "partition_uniform": TILED,

@@ -31,6 +31,8 @@ LAMB_OPTIMIZER = "lamb"
 LION_OPTIMIZER = "lion"
 MUON_OPTIMIZER = "muon"
 
+MIN_AIO_BYTES = MIN_SWAPPABLE_BYTES = 1 << 20  # DeepSpeed keeps smaller tensors in memory
+
 
 class OfStages(type):
     """Metaclass: an engine's optimizer is an instance of the class at certain stages."""
