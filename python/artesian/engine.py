@@ -27,7 +27,7 @@ from artesian.config import (
 )
 from artesian.devices import check_inputs, choose_device, move_model
 from artesian.dispatched import take_hooks_off
-from artesian.errors import Error, InvalidError, UnsupportedError
+from artesian.errors import AssertedError, Error, InvalidError, UnsupportedError
 from artesian.freezing import freeze, leave_out, thaw
 from artesian.hooks import Hooks, Removable
 from artesian.masters import SavedMasters
@@ -328,6 +328,10 @@ class Engine(Members):
         """The loss for a backward() by the caller, which must run before the next step."""
         if self.evaluates:
             raise refuse_training("scale(loss)")
+        if loss.numel() != 1:
+            raise AssertedError(
+                f"scale(loss): got a tensor of shape {tuple(loss.shape)}, allowed a scalar tensor"
+            )
         self._core.scales_by_itself(loss.detach().item())
         return loss * self._core.loss_scale
 

@@ -343,8 +343,10 @@ def begin(model, **more):
     return deepspeed.initialize(model=model, config=config_for(**more), model_parameters=None)
 
 
-def test_initialize_logs_deepspeeds_first_line(caplog):
+def test_initialize_logs_deepspeeds_first_line_and_scale_takes_a_scalar(caplog):
     engine, *_ = begin(stack()[0])
+    with pytest.raises(AssertionError, match="scalar tensor"):
+        engine.scale(torch.ones(2))
     engine.destroy()
     line = f"DeepSpeed info: version={surface.VERSION}, git-hash=artesian, git-branch=artesian"
     assert [line in record.getMessage() for record in caplog.records].count(True) == 1
