@@ -293,8 +293,7 @@ class Engine(Members):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Computes gradients of the loss, divided by the accumulation steps, times the loss
-        scale."""
+        """Computes gradients of the loss / accumulation steps, times the loss scale."""
         if self.evaluates:
             raise refuse_training("backward(loss)")
         if loss.numel() != 1 or not loss.requires_grad:
@@ -329,9 +328,7 @@ class Engine(Members):
         if self.evaluates:
             raise refuse_training("scale(loss)")
         if loss.numel() != 1:
-            raise AssertedError(
-                f"scale(loss): got a tensor of shape {tuple(loss.shape)}, allowed a scalar tensor"
-            )
+            raise AssertedError(f"scale(loss): got shape {tuple(loss.shape)}, allowed a scalar tensor")
         self._core.scales_by_itself(loss.detach().item())
         return loss * self._core.loss_scale
 
