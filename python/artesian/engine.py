@@ -328,7 +328,7 @@ class Engine(Members):
         if self.evaluates:
             raise refuse_training("scale(loss)")
         if loss.numel() != 1:
-            raise AssertedError(f"scale(loss): got shape {tuple(loss.shape)}, allowed a scalar tensor")
+            raise AssertedError(f"scale(loss): got {tuple(loss.shape)}, allowed a scalar tensor")
         self._core.scales_by_itself(loss.detach().item())
         return loss * self._core.loss_scale
 
