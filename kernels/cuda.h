@@ -43,10 +43,11 @@ Result<void> expand(const void* source, DType source_dtype, float* target, std::
 Result<void> narrow(const float* source, void* target, DType target_dtype, std::uint64_t count,
                     std::uint32_t* not_finite, cudaStream_t stream);
 
-/// As kernels::accumulate_gradient, with not_finite as in narrow.
-Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
-                                 std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
-                                 cudaStream_t stream);
+/// As kernels::accumulate_piece of each, with not_finite as in narrow. The accumulators do not
+/// overlap.
+Result<void> accumulate_gradients(std::span<const GradientPiece> pieces,
+                                  const GradientDtypes& dtypes, std::uint32_t* not_finite,
+                                  cudaStream_t stream);
 
 /// As kernels::sum_squares, with the same bits. leaf_sums: device memory.
 Result<void> sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums,

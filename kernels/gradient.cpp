@@ -10,6 +10,7 @@
 #include "hwy/foreach_target.h"
 //
 #include "hwy/highway.h"
+#include "kernels/cast.h"
 #include "kernels/simd_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -213,6 +214,25 @@ HWY_EXPORT(sum_squares_on_target);
 bool accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
                          std::uint64_t count, Accumulate how) noexcept {
   return HWY_DYNAMIC_DISPATCH(accumulate_on_target)(acc, acc_dtype, grad, grad_dtype, count, how);
+}
+
+// Infinities and NaNs show in the sum of squares.
+void accumulate_piece(const GradientPiece& piece, const GradientDtypes& dtypes) noexcept {
+  constexpr std::uint64_t expanded = 2048;  // elements made fp32 at a time: 8 KiB on the stack
+  auto* const acc = static_cast<std::byte*>(piece.acc);
+  if (dtypes.grad == DType::Float32) {
+    static_cast<void>(accumulate_gradient(acc, dtypes.acc, static_cast<const float*>(piece.grad),
+                                          dtypes.rounded, piece.count, piece.how));
+    return;
+  }
+  const auto* const grad = static_cast<const std::byte*>(piece.grad);
+  float values[expanded];
+  for (std::uint64_t first = 0; first < piece.count; first += expanded) {
+    const std::uint64_t count = std::min(expanded, piece.count - first);
+    expand(grad + first * dtype_size(dtypes.grad), dtypes.grad, values, count);
+    static_cast<void>(accumulate_gradient(acc + first * dtype_size(dtypes.acc), dtypes.acc, values,
+                                          dtypes.rounded, count, piece.how));
+  }
 }
 
 void sum_squares(const void* data, DType dtype, std::uint64_t count, double* leaf_sums) noexcept {

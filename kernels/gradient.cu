@@ -1,4 +1,7 @@
-// Gradient kernels on the device. Unscaling is part of Adam (grad_multiplier), as on the CPU.
+// Gradient kernels on the device. Unscaling is part of Adam (grad_multiplier), as on the CPU. A
+// launch adds many pieces: Note [Pieces in a launch] in adam.cu.
+#include <algorithm>
+
 #include "kernels/cuda.h"
 #include "kernels/element.cuh"
 #include "kernels/launch.cuh"
@@ -6,25 +9,53 @@
 namespace artesian::kernels::cuda {
 namespace {
 
-template <DType acc_dtype, DType grad_dtype>
+constexpr std::size_t gradients_max = 120;  // CUDA allows arguments of 4 KiB
+struct GradientPieces {
+  GradientPiece at[gradients_max];
+};
+static_assert(sizeof(GradientPieces) <= 4000);
+
+template <DType acc_dtype, DType grad_dtype, DType rounded>
 __global__ void __launch_bounds__(threads_per_block)
-    accumulate_kernel(Element<acc_dtype>* acc, const float* grad, std::uint64_t count,
-                      Accumulate how, std::uint32_t* not_finite, bool vectors) {
+    accumulate_kernel(GradientPieces pieces, std::uint32_t* not_finite, bool vectors) {
+  const GradientPiece& piece = pieces.at[blockIdx.y];
+  auto* const acc = static_cast<Element<acc_dtype>*>(piece.acc);
+  const auto* const grad = static_cast<const Element<grad_dtype>*>(piece.grad);
+  const bool adds = piece.how == Accumulate::Add;
   bool finite = true;
-  for_groups_of_four(count, [&](std::uint64_t i, int n) {
+  for_groups_of_four(piece.count, [&](std::uint64_t i, int n) {
     const auto g = read(grad + i, n, vectors);  // zeros beyond n
     Four<Element<acc_dtype>> sum = {};
-    if (how == Accumulate::Add) sum = read(acc + i, n, vectors);
+    if (adds) sum = read(acc + i, n, vectors);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      float value = widen<grad_dtype>(round_to<grad_dtype>(g.at[k]));
-      if (how == Accumulate::Add) value = __fadd_rn(widen<acc_dtype>(sum.at[k]), value);
+      float value = widen<rounded>(round_to<rounded>(widen<grad_dtype>(g.at[k])));
+      if (adds) value = __fadd_rn(widen<acc_dtype>(sum.at[k]), value);
       sum.at[k] = round_to<acc_dtype>(value);
       finite = finite && is_finite<acc_dtype>(sum.at[k]);
     }
     write(acc + i, sum, n, vectors);
   });
   if (!finite) atomicOr(not_finite, 1u);
+}
+
+/// Launches one kernel for at most gradients_max pieces.
+template <DType acc_dtype, DType grad_dtype, DType rounded>
+Result<void> launch_gradients(std::span<const GradientPiece> some, std::uint32_t* not_finite,
+                              cudaStream_t stream) {
+  GradientPieces pieces{};
+  std::copy(some.begin(), some.end(), pieces.at);
+  bool vectors = true;
+  std::uint64_t longest = 0;
+  for (const GradientPiece& piece : some) {
+    vectors = vectors && aligned_for_four(static_cast<Element<acc_dtype>*>(piece.acc)) &&
+              aligned_for_four(static_cast<const Element<grad_dtype>*>(piece.grad));
+    longest = std::max(longest, piece.count);
+  }
+  if (longest == 0) return {};
+  const dim3 blocks(blocks_for(longest), static_cast<unsigned>(some.size()));
+  return launch(accumulate_kernel<acc_dtype, grad_dtype, rounded>, blocks, threads_per_block,
+                stream, pieces, not_finite, vectors);
 }
 
 constexpr unsigned virtual_lanes = 16;
@@ -61,18 +92,21 @@ __global__ void __launch_bounds__(virtual_lanes* leaves_per_block)
 
 }  // namespace
 
-Result<void> accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
-                                 std::uint64_t count, Accumulate how, std::uint32_t* not_finite,
-                                 cudaStream_t stream) {
-  if (count == 0) return {};
-  return with_dtype(acc_dtype, [&](auto acc_constant) {
-    return with_dtype(grad_dtype, [&](auto grad_constant) {
-      constexpr DType acc_type = decltype(acc_constant)::value;
-      constexpr DType grad_type = decltype(grad_constant)::value;
-      auto* sum = static_cast<Element<acc_type>*>(acc);
-      const bool vectors = aligned_for_four(sum) && aligned_for_four(grad);
-      return launch(accumulate_kernel<acc_type, grad_type>, blocks_for(count), threads_per_block,
-                    stream, sum, grad, count, how, not_finite, vectors);
+Result<void> accumulate_gradients(std::span<const GradientPiece> pieces,
+                                  const GradientDtypes& dtypes, std::uint32_t* not_finite,
+                                  cudaStream_t stream) {
+  const bool as_rounded = dtypes.grad == dtypes.rounded;
+  return with_dtype(dtypes.acc, [&](auto acc_constant) {
+    return with_dtype(dtypes.rounded, [&](auto rounded_constant) -> Result<void> {
+      constexpr DType acc = decltype(acc_constant)::value;
+      constexpr DType rounded = decltype(rounded_constant)::value;
+      const auto launched = as_rounded ? launch_gradients<acc, rounded, rounded>
+                                       : launch_gradients<acc, DType::Float32, rounded>;
+      for (std::size_t done = 0; done < pieces.size(); done += gradients_max) {
+        const auto some = pieces.subspan(done, std::min(gradients_max, pieces.size() - done));
+        ARTESIAN_TRY_VOID(launched(some, not_finite, stream));
+      }
+      return {};
     });
   });
 }

@@ -2,6 +2,7 @@
 // check for infinities and NaNs in one pass.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -17,6 +18,23 @@ enum class Accumulate : std::uint8_t { Set, Add };
 /// every new acc is finite.
 bool accumulate_gradient(void* acc, DType acc_dtype, const float* grad, DType grad_dtype,
                          std::uint64_t count, Accumulate how) noexcept;
+
+/// A stretch of a gradient, and the accumulator that it joins.
+struct GradientPiece {
+  void* acc = nullptr;
+  const void* grad = nullptr;
+  std::uint64_t count = 0;  // elements
+  Accumulate how = Accumulate::Add;
+};
+
+struct GradientDtypes {
+  DType acc = DType::Float32;
+  DType grad = DType::Float32;     // fp32, or `rounded`
+  DType rounded = DType::Float32;  // what an element is rounded to before it is added
+};
+
+/// accumulate_gradient of a piece, whatever its dtype.
+void accumulate_piece(const GradientPiece& piece, const GradientDtypes& dtypes) noexcept;
 
 /// The naive version, which equals accumulate_gradient bit for bit (except which NaN a sum of NaNs
 /// gives).

@@ -56,15 +56,12 @@ Result<DeviceFence> Depot::put(ShardId shard, std::span<const std::byte> source,
   if (on_nvme) {
     ARTESIAN_TRY_VOID(put_on_nvme(shard, source));
   } else if (separate()) {
-    ARTESIAN_TRY_VOID(device_.wait(Queue::ToHost, last_taken_));  // written by the previous group
     ARTESIAN_TRY_VOID(device_.copy_to_host(store_.memory(shard), source.data(), source.size()));
   } else {
     copy(store_.memory(shard), source.data(), source.size());
   }
   if (!separate()) return DeviceFence{};
-  ARTESIAN_TRY(end, device_.record(Queue::ToHost));
-  if (!on_nvme) last_put_ = end;
-  return end;
+  return device_.record(Queue::ToHost);
 }
 
 Result<void> Depot::put_on_nvme(ShardId shard, std::span<const std::byte> source) noexcept {
@@ -137,15 +134,12 @@ Result<DeviceFence> Depot::take(ShardId shard, std::span<std::byte> target,
     ARTESIAN_TRY_VOID(take_from_nvme(shard, target, free));
   } else if (separate()) {
     ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, free));
-    ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, last_put_));
     ARTESIAN_TRY_VOID(device_.copy_to_device(target.data(), store_.memory(shard), target.size()));
   } else {
     copy(target.data(), store_.memory(shard), target.size());
   }
   if (!separate()) return DeviceFence{};
-  ARTESIAN_TRY(end, device_.record(Queue::ToDevice));
-  if (!on_nvme) last_taken_ = end;
-  return end;
+  return device_.record(Queue::ToDevice);
 }
 
 Result<void> Depot::take_from_nvme(ShardId shard, std::span<std::byte> target,

@@ -6,7 +6,8 @@
 //
 // On a device whose memory the host cannot reach, `put` copies in the queue ToHost and `take` in
 // the queue ToDevice. The caller must keep the source and leave the target alone until the returned
-// fence has passed.
+// fence has passed. It must wait for all puts of a pass before `expect`, and `written` of the next
+// pass must come after all takes, so copies to and from a shard need no order of their own.
 //
 // Nothing is put between `expect` and `forget`. After an error only `finish` may be called. Thread:
 // the compute thread only.
@@ -101,8 +102,6 @@ class Depot : private Pipeline<Depot> {
   bool puts_ = true;                     // whether this pass puts arrays; otherwise it takes them
   std::span<const std::byte> source_{};  // bytes of the shard being put
   std::span<std::byte> target_{};        // bytes of the shard being taken
-  DeviceFence last_put_;                 // for host homes: the last copy into one
-  DeviceFence last_taken_;               // for host homes: the last copy out of one
   std::uint64_t bytes_put_ = 0;
   std::uint64_t bytes_taken_ = 0;
 };

@@ -1,6 +1,6 @@
 // DeviceReader: hands device memory to the host piece by piece, through a few pinned buffers: while
-// the host works on one piece, the next ones are being copied. The buffers are reserved at start
-// and are smaller than what is read.
+// the host works on one buffer, the next ones are being copied. Pieces that fit share a buffer, a
+// fence and a wait. The buffers are reserved at start and are smaller than what is read.
 //
 // Thread: the compute thread only.
 #pragma once
@@ -45,9 +45,12 @@ class DeviceReader {
     std::size_t part;
     std::uint64_t offset;
     std::uint64_t bytes;
+    std::uint64_t at;  // byte of the buffer
   };
+  using Pieces = std::vector<Piece>;
   explicit DeviceReader(Device& device) : device_(device) {}
-  Result<void> read_pieces(std::span<const Part> parts, const std::vector<Piece>& pieces,
+  std::vector<Pieces> cut(std::span<const Part> parts) const;
+  Result<void> read_pieces(std::span<const Part> parts, const std::vector<Pieces>& fills,
                            const Sink& sink) noexcept;
 
   Device& device_;

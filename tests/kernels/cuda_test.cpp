@@ -314,9 +314,11 @@ TEST(CudaGradient, AccumulationEqualsTheNaiveVersion) {
           const Bytes grad = array_of(mixed_values(count + 1, 7), DType::Float32, offset);
           const DeviceCopy acc_device(acc), grad_device(grad), flag(Bytes(4, 0));
           const std::uint64_t at = offset * dtype_size(acc_dtype);
-          ASSERT_TRUE(cuda::accumulate_gradient(acc_device.at<void>(at), acc_dtype,
-                                                grad_device.at<float>(offset * 4), grad_dtype,
-                                                count, how, flag.at<std::uint32_t>(0), nullptr)
+          const GradientPiece piece{acc_device.at<void>(at), grad_device.at<float>(offset * 4),
+                                    count, how};
+          ASSERT_TRUE(cuda::accumulate_gradients({&piece, 1},
+                                                 {acc_dtype, DType::Float32, grad_dtype},
+                                                 flag.at<std::uint32_t>(0), nullptr)
                           .has_value());
           const bool finite = accumulate_gradient_naive(
               acc.data() + at, acc_dtype, reinterpret_cast<const float*>(grad.data() + offset * 4),
@@ -324,6 +326,38 @@ TEST(CudaGradient, AccumulationEqualsTheNaiveVersion) {
           ASSERT_TRUE(same_arrays(acc_device.back(), acc, acc_dtype)) << count;
           EXPECT_EQ(flag.back()[0] == 0, finite);
         }
+      }
+    }
+  }
+}
+
+// Rows, more than a launch takes, of lengths that differ; of fp32 and rounded already.
+TEST(CudaGradient, ManyPiecesAreThoseOfTheCpu) {
+  for (const DType acc_dtype : dtypes) {
+    for (const DType rounded : dtypes) {
+      for (const DType grad_dtype : {DType::Float32, rounded}) {
+        const GradientDtypes types{acc_dtype, grad_dtype, rounded};
+        constexpr std::uint64_t count = 250;
+        constexpr std::uint64_t pitch = 44;  // of accumulators; gradients lie one behind the other
+        Bytes acc = array_of(ordinary_values(count * pitch, 9), acc_dtype, 0);
+        const Bytes grad = array_of(ordinary_values(count * pitch, 10), grad_dtype, 0);
+        const DeviceCopy acc_device(acc), grad_device(grad), flag(Bytes(4, 0));
+        std::vector<GradientPiece> there;
+        std::vector<GradientPiece> here;
+        std::uint64_t first = 0;
+        for (std::uint64_t row = 0; row < count; ++row) {
+          const std::uint64_t length = row % 7 * 7;  // one in seven is empty
+          const auto how = row % 3 == 0 ? Accumulate::Set : Accumulate::Add;
+          const std::uint64_t at = row * pitch * dtype_size(acc_dtype);
+          const std::uint64_t from = first * dtype_size(grad_dtype);
+          there.push_back({acc_device.at<void>(at), grad_device.at<void>(from), length, how});
+          here.push_back({acc.data() + at, grad.data() + from, length, how});
+          first += length;
+        }
+        ASSERT_TRUE(cuda::accumulate_gradients(there, types, flag.at<std::uint32_t>(0), nullptr)
+                        .has_value());
+        for (const GradientPiece& piece : here) accumulate_piece(piece, types);
+        ASSERT_TRUE(same_arrays(acc_device.back(), acc, acc_dtype));
       }
     }
   }
@@ -339,9 +373,10 @@ TEST(CudaGradient, AccumulatesWhatTheGridGoesRoundFor) {
   ASSERT_EQ(cudaMalloc(&grad_device, count * 4), cudaSuccess);
   ASSERT_EQ(cudaMemcpy(grad_device, grad.data(), count * 4, cudaMemcpyHostToDevice), cudaSuccess);
   const DeviceCopy acc(Bytes(count * 2, 0)), flag(Bytes(4, 0));
-  ASSERT_TRUE(cuda::accumulate_gradient(acc.at<void>(0), DType::BFloat16,
-                                        static_cast<const float*>(grad_device), DType::BFloat16,
-                                        count, Accumulate::Add, flag.at<std::uint32_t>(0), nullptr)
+  const GradientPiece piece{acc.at<void>(0), grad_device, count, Accumulate::Add};
+  ASSERT_TRUE(cuda::accumulate_gradients({&piece, 1},
+                                         {DType::BFloat16, DType::Float32, DType::BFloat16},
+                                         flag.at<std::uint32_t>(0), nullptr)
                   .has_value());
   const Bytes sums = acc.back();
   std::uint64_t wrong = 0;

@@ -35,8 +35,6 @@ SILENT = {
     "wait in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
     "finish in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
     "record in artesian::zero3::StepCore::bring_rows_to_host": SYNCHRONOUS,
-    "wait in artesian::tiering::Depot::put": HOST_WAITS,
-    "wait in artesian::tiering::Depot::take": HOST_WAITS,
     "record in artesian::tiering::Device::finish_all": HOST_WAITS,
     "finish in artesian::tiering::Device::finish_all": HOST_WAITS,
     "finish in artesian::zero3::InputKeeper::drop_coming": FEW,

@@ -54,7 +54,10 @@ class SeparateDevice : public tiering::Device {
   std::size_t micro_batches_at_once = 1;                   // each stage for so many, in turn
   std::uint64_t races = 0;                                 // operations that lacked an order
   std::uint64_t update_calls = 0;
-  bool expect_races = false;  // the test counts them
+  std::map<DType, std::uint64_t> gradient_calls;  // by the dtype of what is added
+  std::uint64_t small_copies = 0;                 // to the device, of less than 4 KiB
+  std::uint64_t fences = 0;                       // recorded
+  bool expect_races = false;                      // the test counts them
 
   std::string name() const override { return "separate:0"; }
   bool host_accessible() const noexcept override { return false; }
@@ -70,6 +73,7 @@ class SeparateDevice : public tiering::Device {
     if (!in_arena(target, bytes)) expect_ordered(Queue::ToDevice, 1, "a copy to a tensor");
     EXPECT_FALSE(in_arena(source, 1)) << "a copy to the device comes from it";
     bytes_to_device_ += bytes;
+    if (bytes < 4096) ++small_copies;
     count_pageable(source, bytes);
     return copy(Queue::ToDevice, target, source, bytes);
   }
@@ -92,14 +96,17 @@ class SeparateDevice : public tiering::Device {
     return enqueue(queue, {{target, count * 4, true}, {source, count * dtype_size(dtype), false}},
                    [=](auto& host) { return host.expand(queue, source, dtype, target, count); });
   }
-  Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype, const float* grad,
-                                   DType grad_dtype, std::uint64_t count,
-                                   kernels::Accumulate how) override {
-    return enqueue(queue, {{acc, count * dtype_size(acc_dtype), true}, {grad, count * 4, false}},
-                   [=](auto& host) {
-                     return host.accumulate_gradient(queue, acc, acc_dtype, grad, grad_dtype, count,
-                                                     how);
-                   });
+  Result<void> accumulate_gradients(Queue queue, std::span<const kernels::GradientPiece> pieces,
+                                    const kernels::GradientDtypes& dtypes) override {
+    ++gradient_calls[dtypes.grad];
+    std::vector<Range> ranges;
+    for (const kernels::GradientPiece& piece : pieces) {
+      ranges.push_back({piece.acc, piece.count * dtype_size(dtypes.acc), true});
+      ranges.push_back({piece.grad, piece.count * dtype_size(dtypes.grad), false});
+    }
+    const std::vector<kernels::GradientPiece> copied(pieces.begin(), pieces.end());
+    return enqueue(queue, std::move(ranges),
+                   [=](auto& host) { return host.accumulate_gradients(queue, copied, dtypes); });
   }
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
                            double* leaf_sums) override {
@@ -248,6 +255,14 @@ inline Result<std::unique_ptr<pinned::Pool>> SeparateDevice::create_arena(std::u
   std::memset(arena_, 0xff, size);
   close();
   return pinned::Pool::over({arena_, static_cast<std::size_t>(size)}, "device memory", [this] {
+    for (const Lane& own : lanes_) {
+      for (const Operation& pending : own.pending) {
+        for (const Range& range : pending.ranges) {
+          EXPECT_TRUE(hangs || calls_until_failure == 0 || !in_arena(range.begin, 1))
+              << "the arena is given back while work is enqueued that uses it";
+        }
+      }
+    }
     ::munmap(arena_, arena_bytes_);
     arena_ = nullptr;
     accesses_.clear();
@@ -385,6 +400,7 @@ inline SeparateDevice::Clock SeparateDevice::clock_of(DeviceFence fence) {
 
 inline Result<DeviceFence> SeparateDevice::record(Queue queue) {
   ARTESIAN_TRY_VOID(call());
+  ++fences;
   Lane& own = lane(queue);
   if (WaitSites::instance().drops_if_told("record", __builtin_return_address(0))) {
     return DeviceFence{queue, own.recorded.empty() ? 0 : own.recorded.rbegin()->first};

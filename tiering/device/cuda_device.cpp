@@ -316,13 +316,12 @@ Result<void> CudaDevice::expand(Queue queue, const std::byte* source, DType sour
   return launched(kernels::cuda::expand(source, source_dtype, target, count, stream(queue)));
 }
 
-Result<void> CudaDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
-                                             const float* grad, DType grad_dtype,
-                                             std::uint64_t count, kernels::Accumulate how) {
-  check_gradient(acc, acc_dtype, grad);
+Result<void> CudaDevice::accumulate_gradients(Queue queue,
+                                              std::span<const kernels::GradientPiece> pieces,
+                                              const kernels::GradientDtypes& dtypes) {
+  check_gradients(pieces, dtypes);
   ARTESIAN_TRY_VOID(select());
-  return launched(kernels::cuda::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how,
-                                                     not_finite_, stream(queue)));
+  return launched(kernels::cuda::accumulate_gradients(pieces, dtypes, not_finite_, stream(queue)));
 }
 
 Result<void> CudaDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,

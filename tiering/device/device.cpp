@@ -29,9 +29,13 @@ void Device::check_expand(const std::byte* source, DType source_dtype,
   ARTESIAN_CHECK(is_aligned(target, sizeof(float)), target);
 }
 
-void Device::check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept {
-  ARTESIAN_CHECK(is_aligned(acc, dtype_size(acc_dtype)), acc);
-  ARTESIAN_CHECK(is_aligned(grad, sizeof(float)), grad);
+void Device::check_gradients(std::span<const kernels::GradientPiece> pieces,
+                             const kernels::GradientDtypes& dtypes) noexcept {
+  ARTESIAN_CHECK(dtypes.grad == DType::Float32 || dtypes.grad == dtypes.rounded);
+  for (const kernels::GradientPiece& piece : pieces) {
+    ARTESIAN_CHECK(is_aligned(piece.acc, dtype_size(dtypes.acc)), piece.acc);
+    ARTESIAN_CHECK(is_aligned(piece.grad, dtype_size(dtypes.grad)), piece.grad);
+  }
 }
 
 void Device::check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept {

@@ -83,9 +83,10 @@ class Device {
   virtual Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) = 0;
   virtual Result<void> expand(Queue queue, const std::byte* source, DType source_dtype,
                               float* target, std::uint64_t count) = 0;
-  virtual Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
-                                           const float* grad, DType grad_dtype, std::uint64_t count,
-                                           kernels::Accumulate how) = 0;
+  /// Of all pieces, whose accumulators do not overlap.
+  virtual Result<void> accumulate_gradients(Queue queue,
+                                            std::span<const kernels::GradientPiece> pieces,
+                                            const kernels::GradientDtypes& dtypes) = 0;
   /// leaf_sums: device memory.
   virtual Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype,
                                    std::uint64_t count, double* leaf_sums) = 0;
@@ -134,7 +135,8 @@ class Device {
                          std::uint64_t bytes) noexcept;
   static void check_expand(const std::byte* source, DType source_dtype,
                            const float* target) noexcept;
-  static void check_gradient(const std::byte* acc, DType acc_dtype, const float* grad) noexcept;
+  static void check_gradients(std::span<const kernels::GradientPiece> pieces,
+                              const kernels::GradientDtypes& dtypes) noexcept;
   static void check_squares(const std::byte* data, DType dtype, const double* leaf_sums) noexcept;
   static void check_update(std::span<const kernels::AdamPiece> pieces,
                            const kernels::UpdateStep& step) noexcept;

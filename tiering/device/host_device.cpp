@@ -43,12 +43,10 @@ Result<void> HostDevice::expand(Queue, const std::byte* source, DType source_dty
   return {};
 }
 
-Result<void> HostDevice::accumulate_gradient(Queue, std::byte* acc, DType acc_dtype,
-                                             const float* grad, DType grad_dtype,
-                                             std::uint64_t count, kernels::Accumulate how) {
-  check_gradient(acc, acc_dtype, grad);
-  // Infinities and NaNs are found by the sum of squares.
-  static_cast<void>(kernels::accumulate_gradient(acc, acc_dtype, grad, grad_dtype, count, how));
+Result<void> HostDevice::accumulate_gradients(Queue, std::span<const kernels::GradientPiece> pieces,
+                                              const kernels::GradientDtypes& dtypes) {
+  check_gradients(pieces, dtypes);
+  for (const kernels::GradientPiece& piece : pieces) kernels::accumulate_piece(piece, dtypes);
   return {};
 }
 

@@ -21,9 +21,8 @@ class HostDevice final : public Device {
   Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override;
   Result<void> expand(Queue queue, const std::byte* source, DType source_dtype, float* target,
                       std::uint64_t count) override;
-  Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype, const float* grad,
-                                   DType grad_dtype, std::uint64_t count,
-                                   kernels::Accumulate how) override;
+  Result<void> accumulate_gradients(Queue queue, std::span<const kernels::GradientPiece> pieces,
+                                    const kernels::GradientDtypes& dtypes) override;
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
                            double* leaf_sums) override;
   Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,

@@ -136,7 +136,6 @@ Error Gradients::cause_of(Error error) noexcept {
 DType Gradients::added_dtype(std::uint32_t unit) const noexcept {
   const Placement& plan = state_.placement();
   switch (route(unit)) {
-    case Route::OnDevice: return DType::Float32;
     case Route::Queues: return plan.param_dtype;  // half the bytes to move
     default: return plan.compute_dtype == plan.param_dtype ? plan.param_dtype : DType::Float32;
   }

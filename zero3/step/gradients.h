@@ -190,9 +190,9 @@ class Gradients {
                              const GradientSource& source) noexcept;
   Result<void> accumulate(std::byte* memory, const std::vector<Piece>& pieces,
                           const GradientSource& source) noexcept;
-  Result<void> add_rows_on_device(
-      const std::vector<Piece>& rows,
-      const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept;
+  Result<void> accumulate_there(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                DType dtype) noexcept;
+  Result<void> add_rows_on_device(std::uint32_t unit, const std::vector<Piece>& rows) noexcept;
   Result<void> clear_on_device(std::uint32_t unit) noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept;
   void accumulate_part(std::byte* target, const Piece& piece, DType dtype, std::uint64_t begin,

@@ -2,7 +2,7 @@
 // Compute, after the backward that computes the gradients. Sums of squares are copied to the host,
 // and rows summed by the host are copied to the device, both through a small scratch range.
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "kernels/gradient.h"
 #include "zero3/step/gradients.h"
@@ -22,56 +22,71 @@ Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
                               plan.grad_bytes(unit));
 }
 
+/// Adds pieces of `dtype` that are in device memory.
+Result<void> Gradients::accumulate_there(std::uint32_t unit, const std::vector<Piece>& pieces,
+                                         DType dtype) noexcept {
+  const Placement& plan = state_.placement();
+  std::byte* const memory = state_.store().memory(state_.grad(unit));
+  std::vector<kernels::GradientPiece> list;
+  list.reserve(pieces.size());
+  for (const Piece& piece : pieces) {
+    list.push_back({.acc = memory + piece.first * dtype_size(plan.grad_dtype),
+                    .grad = piece.data,
+                    .count = piece.count,
+                    .how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add});
+  }
+  return state_.device().accumulate_gradients(
+      Queue::Compute, list, {.acc = plan.grad_dtype, .grad = dtype, .rounded = plan.param_dtype});
+}
+
 /// The host source must stay valid until this returns; it waits for its copies.
 Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                                       const GradientSource& source) noexcept {
-  const Placement& plan = state_.placement();
-  tiering::Device& device = state_.device();
-  const std::uint64_t size = dtype_size(plan.grad_dtype);
-  std::byte* memory = state_.store().memory(state_.grad(unit));
-  ARTESIAN_CHECK(source.dtype == DType::Float32);
   ARTESIAN_TRY_VOID(clear_on_device(unit));
-  const auto accumulate_part = [&](const Piece& piece, const std::byte* data) {
-    const auto how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add;
-    return device.accumulate_gradient(Queue::Compute, memory + piece.first * size, plan.grad_dtype,
-                                      reinterpret_cast<const float*>(data), plan.param_dtype,
-                                      piece.count, how);
-  };
-  if (source.on_device) {
-    for (const Piece& piece : pieces) ARTESIAN_TRY_VOID(accumulate_part(piece, piece.data));
-    return {};
-  }
-  return add_rows_on_device(pieces, accumulate_part);
+  if (source.on_device) return accumulate_there(unit, pieces, source.dtype);
+  ARTESIAN_CHECK(source.dtype == DType::Float32);
+  return add_rows_on_device(unit, pieces);
 }
 
-/// Copies as many rows at a time as fit in the scratch range, or one row in parts.
-Result<void> Gradients::add_rows_on_device(
-    const std::vector<Piece>& rows,
-    const std::function<Result<void>(const Piece&, const std::byte*)>& accumulate_part) noexcept {
+/// Copies as many rows at a time as fit in the scratch range, or one row in parts. Adjacent rows
+/// are one copy, and one call adds them all. Whoever uses the range leaves it free for copies.
+Result<void> Gradients::add_rows_on_device(std::uint32_t unit,
+                                           const std::vector<Piece>& rows) noexcept {
   tiering::Device& device = state_.device();
   const std::span<std::byte> scratch = state_.grad_scratch();
   ARTESIAN_CHECK(scratch.size() >= sizeof(float), scratch.size());
   std::vector<Piece> batch;  // pieces whose data is in the scratch range
   std::uint64_t used = 0;
+  const std::byte* from = nullptr;  // what is copied next, to the end of what is used
+  std::uint64_t bytes = 0;
+  const auto copy = [&]() -> Result<void> {
+    std::byte* const place = scratch.data() + used - bytes;
+    const std::byte* const source = std::exchange(from, nullptr);
+    const std::uint64_t length = std::exchange(bytes, 0);
+    return length == 0 ? Result<void>() : device.copy_to_device(place, source, length);
+  };
   const auto flush = [&]() -> Result<void> {
+    ARTESIAN_TRY_VOID(copy());
     ARTESIAN_TRY(copied, device.record(Queue::ToDevice));
     ARTESIAN_TRY_VOID(device.wait(Queue::Compute, copied));
-    for (const Piece& part : batch) ARTESIAN_TRY_VOID(accumulate_part(part, part.data));
+    ARTESIAN_TRY_VOID(accumulate_there(unit, batch, DType::Float32));
     ARTESIAN_TRY(read, device.record(Queue::Compute));
     ARTESIAN_TRY_VOID(device.wait(Queue::ToDevice, read));
     batch.clear();
     used = 0;
     return {};
   };
-  ARTESIAN_TRY(idle, device.record(Queue::Compute));
-  ARTESIAN_TRY_VOID(device.wait(Queue::ToDevice, idle));
   for (const Piece& row : rows) {
     for (std::uint64_t done = 0; done < row.count;) {
       const std::uint64_t count = std::min(row.count - done, (scratch.size() - used) / 4);
-      std::byte* place = scratch.data() + used;
-      ARTESIAN_TRY_VOID(device.copy_to_device(place, row.data + done * 4, count * 4));
-      batch.push_back({row.first + done, count, place, row.fresh});
+      const std::byte* const data = row.data + done * 4;
+      if (from == nullptr || data != from + bytes) {
+        ARTESIAN_TRY_VOID(copy());
+        from = data;
+      }
+      batch.push_back({row.first + done, count, scratch.data() + used, row.fresh});
       used += count * 4;
+      bytes += count * 4;
       done += count;
       if (scratch.size() - used < 4) ARTESIAN_TRY_VOID(flush());
     }

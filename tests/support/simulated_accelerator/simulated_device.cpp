@@ -112,16 +112,20 @@ Result<void> SimulatedDevice::expand(Queue queue, const std::byte* source, DType
       });
 }
 
-Result<void> SimulatedDevice::accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype,
-                                                  const float* grad, DType grad_dtype,
-                                                  std::uint64_t count, kernels::Accumulate how) {
-  return enqueue(queue, "accumulate_gradient",
-                 {range_at(acc, count * dtype_size(acc_dtype), true),
-                  range_at(grad, count * sizeof(float), false)},
-                 [=, host = kernels_] {
-                   static_cast<void>(host->accumulate_gradient(queue, seen(acc), acc_dtype,
-                                                               seen(grad), grad_dtype, count, how));
-                 });
+Result<void> SimulatedDevice::accumulate_gradients(Queue queue,
+                                                   std::span<const kernels::GradientPiece> pieces,
+                                                   const kernels::GradientDtypes& dtypes) {
+  std::vector<Range> ranges;
+  std::vector<kernels::GradientPiece> copied(pieces.begin(), pieces.end());
+  for (kernels::GradientPiece& piece : copied) {
+    ranges.push_back(range_at(piece.acc, piece.count * dtype_size(dtypes.acc), true));
+    ranges.push_back(range_at(piece.grad, piece.count * dtype_size(dtypes.grad), false));
+    piece.acc = seen(static_cast<std::byte*>(piece.acc));
+    piece.grad = seen(static_cast<const std::byte*>(piece.grad));
+  }
+  return enqueue(queue, "accumulate_gradients", std::move(ranges), [=, host = kernels_] {
+    static_cast<void>(host->accumulate_gradients(queue, copied, dtypes));
+  });
 }
 
 Result<void> SimulatedDevice::sum_squares(Queue queue, const std::byte* data, DType dtype,

@@ -204,9 +204,14 @@ TYPED_TEST_P(DeviceContract, GradientsAndNormsHaveTheBitsOfTheCpu) {
         std::byte* acc_there = this->put(acc);
         const auto* grad_there = reinterpret_cast<const float*>(this->put(grad));
         auto* sums_there = reinterpret_cast<double*>(this->lend(16));
+        // Two pieces, of 16-byte addresses.
+        constexpr std::uint64_t cut = 1024;
+        const kernels::GradientPiece pieces[] = {
+            {acc_there, grad_there, cut, how},
+            {acc_there + cut * dtype_size(acc_dtype), grad_there + cut, count - cut, how}};
         ASSERT_TRUE(this->backend
-                        ->accumulate_gradient(Queue::Compute, acc_there, acc_dtype, grad_there,
-                                              grad_dtype, count, how)
+                        ->accumulate_gradients(Queue::Compute, pieces,
+                                               {acc_dtype, DType::Float32, grad_dtype})
                         .has_value());
         ASSERT_TRUE(
             this->backend->sum_squares(Queue::Compute, acc_there, acc_dtype, count, sums_there)

@@ -59,11 +59,9 @@ class ComputesOnHost final : public tiering::Device {
                       std::uint64_t count) override {
     return enqueued(queue, cuda_->expand(queue, source, dtype, target, count));
   }
-  Result<void> accumulate_gradient(Queue queue, std::byte* acc, DType acc_dtype, const float* grad,
-                                   DType grad_dtype, std::uint64_t count,
-                                   kernels::Accumulate how) override {
-    return enqueued(
-        queue, cuda_->accumulate_gradient(queue, acc, acc_dtype, grad, grad_dtype, count, how));
+  Result<void> accumulate_gradients(Queue queue, std::span<const kernels::GradientPiece> pieces,
+                                    const kernels::GradientDtypes& dtypes) override {
+    return enqueued(queue, cuda_->accumulate_gradients(queue, pieces, dtypes));
   }
   Result<void> sum_squares(Queue queue, const std::byte* data, DType dtype, std::uint64_t count,
                            double* leaf_sums) override {

@@ -21,7 +21,7 @@ using Order = SeparateDevice::Order;
 
 class OnSeparateDevice : public Equality {
  protected:
-  OnSeparateDevice() : Equality(tiny) { at::set_num_threads(1); }
+  explicit OnSeparateDevice(const Scale& given = tiny) : Equality(given) { at::set_num_threads(1); }
 
   /// The same run on both devices; the one on the CPU is computed once per model and arithmetic.
   void expect_equal(const Choice& run, Order order, std::uint64_t seed) {
@@ -185,6 +185,32 @@ TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCp
   }
   EXPECT_GT(counts.size(), 3u);  // some units, and all
   EXPECT_TRUE(counts.contains(0));
+}
+
+/// A micro-batch looks up about 240 rows of 512 bytes, which are added by way of 64 KiB.
+class WithManyRows : public OnSeparateDevice {
+ protected:
+  WithManyRows() : OnSeparateDevice({.vocab = 2000, .samples = 8, .length = 32, .steps = 4}) {}
+};
+
+TEST_F(WithManyRows, OnItGradientsAreAddedByUnitAndRowsComeTogether) {
+  for (const Order order : {Order::Late, Order::Early, Order::Random}) {
+    Choice run{2, 2, 0, 1, 2, 2, 2, 0, 2, 2, 0, 3, 1, 1, 0, 1, 0, 0};
+    separate_device = true;
+    Config config = config_of(run);
+    separate_device = false;
+    *config.artesian.device_memory += 32'000'000;
+    SeparateDevice device(order, 9);
+    const Outcome outcome = train(run, config, {.backend = &device});
+    expect_same(outcome, on_cpu(run));
+    EXPECT_EQ(outcome.updated_by_device, 6);
+    // Of five units in each micro-batch, as they are made; of two tables in each step, whose rows
+    // of both micro-batches fill the range at most eight times.
+    EXPECT_EQ(device.gradient_calls[DType::BFloat16], scale.steps * 2 * 5);
+    EXPECT_LE(device.gradient_calls[DType::Float32], scale.steps * (8 + 1));
+    EXPECT_LE(device.small_copies, scale.steps * 2);
+    EXPECT_EQ(device.races, 0u);
+  }
 }
 
 TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
