@@ -76,6 +76,7 @@ class Engine:
         groups: list[int],
         group_count: int,
         skip_unreached: bool,
+        divides_own_losses: bool,
         stages: list[tuple[str, list[int], int | None]],
         tables: list[int],
         matrices: list[int],

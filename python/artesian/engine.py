@@ -173,6 +173,7 @@ class Engine(Members):
             groups=groups_of(self.optimizer, plan.parameters),
             group_count=max(1, len(self.optimizer.param_groups)),
             skip_unreached=self.skips_unreached,
+            divides_own_losses=manner is Manner.DEEPSPEED,
             stages=stages_of(plan, tables, numbers),
             tables=[numbers[name] for name in tables],
             matrices=[numbers[n] for n in matrices_of(self.optimizer, plan.parameters, tables)],
@@ -305,8 +306,7 @@ class Engine(Members):
         steps = self._accumulation_steps if scale_wrt_gas else 1
         # A caller that has divided by the accumulation steps passes a part of the loss; the
         # reported loss is the whole.
-        parts = self._accumulation_steps // steps
-        self._core.begin_backward(loss.detach().item() * parts)
+        self._core.begin_backward(loss.detach().item() * (self._accumulation_steps // steps))
         weight = steps * self.ranks.world_size  # mean over all ranks' micro-batches
         scale = torch.full_like(loss, self._core.loss_scale / weight)
         try:

@@ -83,10 +83,10 @@ zero3::UnitUses::Constants asking(py::function ask) {
 /// group of parameter i, of `group_count`. A stage is a name, its parameters, and the parameter
 /// that it looks up; `tables`: parameters that are only read by look_up and multiply.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
-              std::size_t group_count, bool skip_unreached, const Stages& stages,
-              const Numbers& tables, const Numbers& matrices, const NamedTensors& others,
-              std::uint64_t engines, const std::string& device, py::function constants,
-              std::shared_ptr<comm::Group> ranks) {
+              std::size_t group_count, bool skip_unreached, bool divides_own_losses,
+              const Stages& stages, const Numbers& tables, const Numbers& matrices,
+              const NamedTensors& others, std::uint64_t engines, const std::string& device,
+              py::function constants, std::shared_ptr<comm::Group> ranks) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -99,6 +99,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
       .groups = std::vector<zero3::GroupOptions>(group_count),
       .unreached = skip_unreached ? zero3::Unreached::IsSkipped : zero3::Unreached::GetsZeros,
       .engines = engines,
+      .divides_own_losses = divides_own_losses,
       .group = std::move(ranks),
       .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
@@ -339,9 +340,10 @@ void bind_engine(py::module_& module) {
   bind_state(bound);
   bound
       .def(py::init(&create), py::arg("config"), py::kw_only(), py::arg("parameters"),
-           py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"), py::arg("stages"),
-           py::arg("tables"), py::arg("matrices"), py::arg("others"), py::arg("engines"),
-           py::arg("device"), py::arg("constants"), py::arg("group"))
+           py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"),
+           py::arg("divides_own_losses"), py::arg("stages"), py::arg("tables"), py::arg("matrices"),
+           py::arg("others"), py::arg("engines"), py::arg("device"), py::arg("constants"),
+           py::arg("group"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));

@@ -445,6 +445,34 @@ def test_a_note_of_the_config_is_logged_once_at_its_level(caplog):
     assert record.levelno == logging.WARNING
 
 
+def test_a_backward_of_the_callers_is_a_part_of_the_step_as_in_deepspeed():
+    """DeepSpeed divides by the accumulation steps; natively the caller does, as with PyTorch."""
+    manners = artesian.engine.Manner
+    digests = []
+    for manner, announced, parts in (
+        (manners.DEEPSPEED, True, 1),
+        (manners.DEEPSPEED, False, 1),
+        (manners.NATIVE, False, 4),
+    ):
+        model, batch = small_models.stack()
+        config = small_models.config_for(gradient_accumulation_steps=4)
+        engine = artesian.engine.begin(
+            args=None, model=model, optimizer=None, model_parameters=None, training_data=None,
+            lr_scheduler=None, manner=manner, config=config,
+        )[0]  # fmt: skip
+        for seed in range(4):
+            loss = engine(batch(seed))
+            if announced:
+                engine.backward(loss)
+            else:
+                (loss / parts).backward()
+            engine.step()
+        assert engine.global_steps == 1
+        digests.append(engine.digest())
+        engine.destroy()
+    assert digests[0] == digests[1] == digests[2]
+
+
 def test_what_is_written_below_stage_3_is_in_every_copy_that_leaves(tmp_path):
     """Changes between two passes are noticed, though nothing else has asked for them."""
     model = small_models.stack()[0]

@@ -90,6 +90,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   // Nothing is updated before the ranks meet in step().
   uses_ = std::make_unique<UnitUses>(*core_, *tensors_,
                                      group_ == nullptr ? given.constants : nullptr, &device_);
+  if (given.divides_own_losses) uses_->divide_own_losses();
   return {};
 }
 

@@ -29,6 +29,7 @@ struct HookedEngineOptions {
   Unreached unreached = Unreached::IsSkipped;
   /// Number of engines on this machine, including this one, that share default budgets.
   std::uint64_t engines = 1;
+  bool divides_own_losses = false;       // UnitUses::divide_own_losses
   std::shared_ptr<comm::Group> group{};  // the ranks that train together; null: one rank
   UnitUses::Constants constants{};       // called on the thread that requests gradients
 };

@@ -193,7 +193,8 @@ Result<void> UnitUses::add_rows(std::uint32_t parameter, const at::Tensor& ids,
   added_[parameter] = true;
   const std::int64_t width = gradient.size(-1);
   at::Tensor rows = ids.reshape(-1).to(at::kLong).contiguous();
-  const at::Tensor values = of_all_ranks(gradient).reshape({-1, width}).to(at::kFloat).contiguous();
+  const at::Tensor values =
+      as_part_of_mean(gradient).reshape({-1, width}).to(at::kFloat).contiguous();
   std::vector<std::int64_t> taken;
   std::vector<const float*> starts;
   const auto* row = rows.const_data_ptr<std::int64_t>();
@@ -234,7 +235,7 @@ Result<void> UnitUses::add_tiles(std::uint32_t parameter, const at::Tensor& fact
   {
     const End end{gradients, parameter, ended};
     each_part_of_gradient(
-        of_all_ranks(factor), input, [&](std::int64_t first, const at::Tensor& part) {
+        as_part_of_mean(factor), input, [&](std::int64_t first, const at::Tensor& part) {
           const at::Tensor values = part.to(at::kFloat);
           gradients.add_part(parameter, static_cast<std::uint64_t>(first * input.size(1)),
                              values.const_data_ptr<float>(),

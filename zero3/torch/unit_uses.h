@@ -136,6 +136,11 @@ class UnitUses {
   /// Announces that the caller multiplies this loss by the loss scale and calls autograd itself.
   /// Otherwise such a backward is an error unless the loss scale is 1.
   Result<void> scales_by_itself(double loss);
+  /// From now on gradients of backwards that the caller starts itself are divided by the
+  /// accumulation steps, as DeepSpeed does.
+  void divide_own_losses() noexcept {
+    own_parts_ = static_cast<double>(core_.config().accumulation_steps);
+  }
   /// StepCore::step over all micro-batches since the last one; all parameters get new versions.
   Result<StepResult> step(const StepRequest& request);
   /// Drops all gradients since the last step, if there are any or if the step is damaged. Errors:
@@ -229,7 +234,7 @@ class UnitUses {
   Result<void> add_once(std::uint32_t parameter, const at::Tensor& gradient);
   Result<void> add_held();
   void count_call(std::uint32_t stage);
-  at::Tensor of_all_ranks(const at::Tensor& gradient) const;
+  at::Tensor as_part_of_mean(const at::Tensor& gradient) const;
   Result<void> check_added(std::uint32_t parameter, const at::Tensor& gradient) const;
   bool takes_by_itself(std::uint32_t parameter) const;
   Result<void> add_rows(std::uint32_t parameter, const at::Tensor& ids, const at::Tensor& gradient,
@@ -277,6 +282,7 @@ class UnitUses {
   std::vector<std::weak_ptr<Use>> open_;                         // uses that hold their stage
   std::vector<Task> tasks_;                                      // running graph tasks of autograd
   int failed_through_ = -1;     // number of the latest task that failed; numbers increase
+  double own_parts_ = 1.0;      // divisor of gradients of backwards that the caller starts
   std::optional<double> loss_;  // loss of the announced backward
   std::optional<double>
       scaled_loss_;                   // loss of a backward that the caller scales and starts itself

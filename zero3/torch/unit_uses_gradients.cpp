@@ -75,7 +75,7 @@ Result<void> UnitUses::add_once(std::uint32_t parameter, const at::Tensor& gradi
   ARTESIAN_TRY_VOID(reopen(place.unit));
   ARTESIAN_CHECK(gradient.numel() == static_cast<std::int64_t>(place.numel), parameter);
   const auto dtype = scalar_type(core_.gradients().added_dtype(place.unit));
-  const at::Tensor given = of_all_ranks(gradient).to(dtype).contiguous();
+  const at::Tensor given = as_part_of_mean(gradient).to(dtype).contiguous();
   added_[parameter] = true;
   core_.counters().bytes_to_host += place.numel * core_.gradients().element_size();
   const ParameterGradient added[] = {{parameter, given.const_data_ptr()}};
@@ -83,12 +83,14 @@ Result<void> UnitUses::add_once(std::uint32_t parameter, const at::Tensor& gradi
   return core_.remember(core_.add(place.unit, added, written));
 }
 
-/// Scales a gradient of this rank's own loss, which is a part of the mean over all ranks. For an
-/// announced loss the caller has done this.
-at::Tensor UnitUses::of_all_ranks(const at::Tensor& gradient) const {
-  if (core_.ranks() == 1 || loss_.has_value()) return gradient;
+/// Scales a gradient of this rank's own loss, which is a part of the mean over all ranks and, with
+/// divide_own_losses(), over the accumulation steps. For an announced loss the caller has done
+/// this.
+at::Tensor UnitUses::as_part_of_mean(const at::Tensor& gradient) const {
+  const double parts = own_parts_ * static_cast<double>(core_.ranks());
+  if (parts == 1.0 || loss_.has_value()) return gradient;
   const at::NoGradGuard no_grad;
-  return gradient / static_cast<double>(core_.ranks());
+  return gradient / parts;
 }
 
 /// Makes sure that a backward of the step is open.
