@@ -144,10 +144,7 @@ void StepCore::set_update_order(const std::vector<std::uint32_t>& uses) {
 
 Result<void> StepCore::update_persistent() {
   ARTESIAN_TRY_VOID(check(StepCall::FinishUpdate, "update_persistent"));
-  if (completes_update()) {
-    ARTESIAN_TRY_VOID(finish_update());
-    return remember(gather_persistent_shares());
-  }
+  if (completes_update()) return finish_update();
   for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
     if (!layout().units[unit].persistent) continue;
     ARTESIAN_TRY_VOID(remember(update_before_use(unit)));
