@@ -237,6 +237,9 @@ assert evaluate() == before
 train()
 train()
 said["digest"], said["value"] = engine.digest(), evaluate()
+# What is frozen is whole on each rank, which evaluates it alone.
+frozen = artesian.init_inference(Blocks(), config)
+said["alone"] = None if rank == 1 else frozen(torch.ones(2, 32)).item()
 train()  # which leaves each with its share alone
 if rank == 1:
     engine.module.order = [0, 1, 2, 4, 3, 5]
@@ -257,6 +260,7 @@ def test_ranks_that_have_a_share_each_go_on_after_what_one_of_them_refuses(tmp_p
             assert other[name].startswith("rank 1 has refused its batch"), (name, other[name])
     assert first["digest"] == second["digest"] == third["digest"]
     assert first["value"] == second["value"] == third["value"]
+    assert first["alone"] == third["alone"] is not None
     differ = "ranks enter different units: rank"
     assert first["order"].startswith(f"{differ} 0 is at blocks.3, rank 1 at blocks.4"), first
     assert second["order"].startswith(f"{differ} 1 is at blocks.4, rank 0 at blocks.3"), second

@@ -84,6 +84,9 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
       make_layout(*request.parameters, *request.stages, limits, request.ranks,
                   whole ? Matrices::Apart : Matrices::Together,
                   request.whole_params || request.whole_frozen ? Frozen::Whole : Frozen::Cut);
+  const auto& units = plan.layout.units;  // frozen ones may be whole
+  plan.params_cut = plan.params_cut && std::any_of(units.begin(), units.end(),
+                                                   [](const Unit& unit) { return unit.is_cut(); });
   for (const Unit& unit : plan.layout.units) {
     plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
   }

@@ -119,10 +119,12 @@ tiering::Tier Placement::optimizer_home(std::uint32_t unit, std::uint64_t index)
 
 namespace {
 
-Route gather_of(const Placement& plan, const UnitPlacement& place) noexcept {
+Route gather_of(const Placement& plan, std::size_t unit) noexcept {
+  const UnitPlacement& place = plan.units[unit];
   const bool in_reach =
       plan.separate_device ? place.param == Tier::Device : place.param != Tier::Nvme;
-  if (plan.param_dtype == place.computed && in_reach && !plan.params_cut) {
+  const bool cut = plan.params_cut && plan.layout.units[unit].is_cut();
+  if (plan.param_dtype == place.computed && in_reach && !cut) {
     return plan.separate_device ? Route::OnDevice : Route::InPlace;
   }
   if (plan.separate_device) return Route::Queues;
@@ -139,9 +141,9 @@ Route gradient_of(const Placement& plan, const UnitPlacement& place) noexcept {
 
 /// The maker of the update must be known first.
 Placement with_routes(Placement plan) {
-  for (UnitPlacement& place : plan.units) {
-    place.gather = gather_of(plan, place);
-    place.gradient = gradient_of(plan, place);
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    plan.units[unit].gather = gather_of(plan, unit);
+    plan.units[unit].gradient = gradient_of(plan, plan.units[unit]);
   }
   return plan;
 }
