@@ -73,7 +73,6 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.measures = config.optimizer.type == OptimizerType::Lamb;
   ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
-  plan.params_cut = stage >= 3 && request.ranks > 1 && !request.whole_params;
   PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
                            std::min(persistent_max, config.zero.model_persistence_threshold)};
   if (request.resident) {
@@ -85,8 +84,9 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
                   whole ? Matrices::Apart : Matrices::Together,
                   request.whole_params || request.whole_frozen ? Frozen::Whole : Frozen::Cut);
   const auto& units = plan.layout.units;  // frozen ones may be whole
-  plan.params_cut = plan.params_cut && std::any_of(units.begin(), units.end(),
-                                                   [](const Unit& unit) { return unit.is_cut(); });
+  plan.params_cut =
+      stage >= 3 && !request.whole_params &&
+      std::any_of(units.begin(), units.end(), [](const Unit& unit) { return unit.is_cut(); });
   for (const Unit& unit : plan.layout.units) {
     plan.matrix_buffer_bytes = std::max(plan.matrix_buffer_bytes, matrix_bytes(unit));
   }

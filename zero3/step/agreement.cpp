@@ -73,24 +73,14 @@ std::string next_line(const std::string& text, std::size_t& at) {
 
 Result<void> Agreement::compare(const Facts& facts) {
   if (group_ == nullptr) return {};
-  const comm::What what{"what all ranks must have alike"};
-  std::string mine = join(facts);
-  const std::uint64_t length = mine.size();
-  ARTESIAN_TRY(lengths, group_->exchange(bytes_of(length), what));
-  const auto all = read_all<std::uint64_t>(lengths);
-  mine.resize(static_cast<std::size_t>(*std::max_element(all.begin(), all.end())), '\n');
-  ARTESIAN_TRY(texts, group_->exchange(std::as_bytes(std::span(mine)), what));
-  const auto text_of = [&](std::uint32_t rank) {
-    return std::string(reinterpret_cast<const char*>(texts.data()) + rank * mine.size(),
-                       mine.size());
-  };
-  const std::string first = text_of(0);
+  ARTESIAN_TRY(texts, group_->exchange_texts(join(facts), {"what all ranks must have alike"}));
+  const std::string& first = texts[0];
   for (std::uint32_t rank = 1; rank < ranks(); ++rank) {
-    const std::string other = text_of(rank);
+    const std::string& other = texts[rank];
     if (other == first) continue;
     std::size_t at = 0;
     std::size_t other_at = 0;
-    while (at < first.size()) {
+    while (at < first.size() || other_at < other.size()) {
       const std::string name = next_line(first, at);
       const std::string value = next_line(first, at);
       const std::string other_name = next_line(other, other_at);
