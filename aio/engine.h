@@ -140,8 +140,8 @@ struct EngineStatistics {
   std::uint64_t blocks_of_registered_files = 0;
   std::uint64_t blocks_direct = 0;      // blocks moved with direct I/O
   std::uint64_t blocks_misaligned = 0;  // blocks of direct files that went through the page cache
-  std::uint64_t blocks_in_kernel_max =
-      0;  // the most blocks in the kernel at once, over all threads
+  // the most blocks in the kernel at once, over all threads
+  std::uint64_t blocks_in_kernel_max = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t continued = 0;     // short transfers, EINTR, EAGAIN and EIO that were resubmitted

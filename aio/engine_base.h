@@ -64,8 +64,8 @@ struct Block {
   bool end_of_file = false;
   bool failed = false;
   int system_error = 0;
-  Block* previous =
-      nullptr;  // link in the list of blocks in the kernel; guarded by the engine's mutex
+  // link in the list of blocks in the kernel; guarded by the engine's mutex
+  Block* previous = nullptr;
   Block* next = nullptr;
 
   const Request& request() const noexcept { return origin; }
@@ -213,8 +213,8 @@ class EngineBase : public Engine {
   std::uint64_t blocks_left_ = 0;  // blocks left in the queues
   std::uint64_t in_flight_ = 0;
   std::uint64_t blocks_in_kernel_ = 0;
-  std::uint64_t write_backs_in_kernel_ =
-      0;                        // write-backs among the blocks in the kernel; see Note [Write cap]
+  // write-backs among the blocks in the kernel; see Note [Write cap]
+  std::uint64_t write_backs_in_kernel_ = 0;
   Block* in_kernel_ = nullptr;  // the latest block in the kernel; linked by Block::next
   std::atomic<bool> abandoned_any_ = false;
   Waiter* waiters_ = nullptr;

@@ -20,8 +20,8 @@ enum class Create : std::uint8_t { Never, Exclusive };
 
 struct OpenOptions {
   Create create = Create::Never;  // Exclusive: the file must not exist; mode 0600, O_NOFOLLOW
-  Direct direct =
-      Direct::IfAligned;  // IfAligned: if direct I/O is refused, buffered with one warning
+  // IfAligned: if direct I/O is refused, buffered with one warning
+  Direct direct = Direct::IfAligned;
   bool read_only = false;
 };
 

@@ -17,8 +17,8 @@ std::uint64_t available_memory(const std::string& root = "");
 struct ProcessMemory {
   std::uint64_t bytes = 0;       // resident now
   std::uint64_t bytes_peak = 0;  // resident at most, since the start
-  std::uint64_t bytes_file =
-      0;  // resident now and backed by files, as code and data of libraries are
+  // resident now and backed by files, as code and data of libraries are
+  std::uint64_t bytes_file = 0;
 };
 
 ProcessMemory process_memory(const std::string& root = "");

@@ -39,8 +39,8 @@ std::string system_error_text(int number);
 struct Error {
   ErrorCode code = ErrorCode::Invalid;
   int system_error = 0;  // errno, or 0
-  std::string message =
-      {};  // what was tried, received and allowed, and what to do; one line per fault
+  // what was tried, received and allowed, and what to do; one line per fault
+  std::string message = {};
   std::string file = {};     // path concerned, or empty
   std::uint64_t offset = 0;  // bytes into `file`
   std::uint64_t length = 0;  // bytes; 0 = no range

@@ -100,8 +100,8 @@ class SystemFile final : public File {
   const std::string path_;
   std::uint64_t direct_alignment_ = 0;  // 0 = buffered
   std::mutex mutex_;
-  int buffered_descriptor_ =
-      -1;  // buffered descriptor of a direct file, opened on demand; guarded by the mutex
+  // buffered descriptor of a direct file, opened on demand; guarded by the mutex
+  int buffered_descriptor_ = -1;
   bool locked_ = false;
 };
 

@@ -14,8 +14,8 @@ struct Exponential {
   static constexpr float lowest = -87.0f;
   static constexpr float log2_e = 1.44269504f;
   static constexpr float rounder = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer
-  static constexpr float ln2_high =
-      0.693359375f;  // has few bits, so that its product with n is exact
+  // has few bits, so that its product with n is exact
+  static constexpr float ln2_high = 0.693359375f;
   static constexpr float ln2_low = -2.12194440e-4f;
   static constexpr float coefficients[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                            4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};

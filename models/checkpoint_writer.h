@@ -43,8 +43,8 @@ struct CheckpointWriterOptions {
   std::string target;            // the folder to create: it must not exist, its parent must
   std::vector<ModelFile> files;  // written beside the weights; config.json gets their dtype
   DType dtype = DType::Float32;  // stored type of all tensors
-  std::uint64_t shard_size_max =
-      5'000'000'000;  // bytes of data; a larger tensor gets its own shard
+  // bytes of data; a larger tensor gets its own shard
+  std::uint64_t shard_size_max = 5'000'000'000;
 };
 
 /// Checks that a checkpoint of this many bytes could be written now: the target does not exist, and

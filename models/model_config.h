@@ -19,10 +19,10 @@ struct ModelConfig {
   bool is_llama() const noexcept { return model_type != "gpt2"; }
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;  // longest sequence that the model takes
-  std::string positions_limit =
-      "the model's positions";  // description of positions_max, for messages
-  std::int64_t hidden = 0;      // width of the activations between stages
-  bool tied = false;            // the head uses the embedding's table
+  // description of positions_max, for messages
+  std::string positions_limit = "the model's positions";
+  std::int64_t hidden = 0;  // width of the activations between stages
+  bool tied = false;        // the head uses the embedding's table
   Gpt2Config gpt2;
   LlamaConfig llama;
   std::vector<std::string> notes;  // notes for the user, one line each

@@ -25,8 +25,8 @@ struct RotaryConfig {
   double beta_fast = 32.0;  // for yarn
   double beta_slow = 1.0;
   bool truncate = true;
-  std::vector<double> short_factor =
-      {};  // for longrope, head / 2 each: for up to original_positions tokens
+  // for longrope, head / 2 each: for up to original_positions tokens
+  std::vector<double> short_factor = {};
   std::vector<double> long_factor = {};  // factors for longer sequences
 
   /// The longest sequence: max_position_embeddings, or the original length times the scaling.

@@ -14,8 +14,8 @@ namespace artesian::tiering {
 namespace {
 
 constexpr std::uint64_t share_grain = 16'384;  // elements of a share that are expanded at a time
-constexpr std::uint64_t piece_bytes_max =
-    4 << 20;  // bytes of one read; the first half is expanded while the second is read
+// bytes of one read; the first half is expanded while the second is read
+constexpr std::uint64_t piece_bytes_max = 4 << 20;
 
 /// Calls `load` for the blocks [begin, end) in parallel; returns the first block for which it
 /// returns false.

@@ -23,8 +23,8 @@ struct TokenDataOptions {
   /// .bin files, text, JSON lines, or folders of text and JSON lines; together one stream, in this
   /// order
   std::vector<std::string> paths;
-  std::optional<std::string> text_field =
-      {};                       // if set: all files except .bin are JSON lines with this field
+  // if set: all files except .bin are JSON lines with this field
+  std::optional<std::string> text_field = {};
   std::string model_directory;  // its tokenizer.json, if any, converts text to ids
   std::int64_t vocab_size = 0;
   std::int64_t sequence_length = 0;  // L, 1 or more

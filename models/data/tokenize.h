@@ -15,13 +15,13 @@ namespace artesian::models {
 
 struct TokenizeOptions {
   std::vector<std::string> inputs;  // text files, JSON lines or folders: one stream
-  std::optional<std::string> text_field =
-      {};                      // if set: all are JSON lines with the text in this field
+  // if set: all are JSON lines with the text in this field
+  std::optional<std::string> text_field = {};
   std::string tokenizer_file;  // tokenizer.json
   std::int64_t vocab_size = 0;
   std::function<bool()> stopped = {};  // polled: whether to stop
-  std::function<void(const std::string& path)> made =
-      {};  // called with the file's path while it has a name
+  // called with the file's path while it has a name
+  std::function<void(const std::string& path)> made = {};
 };
 
 /// Runs `python3 -m artesian_tokenize` with a temporary output file, which is unlinked when this

@@ -15,8 +15,8 @@ struct Mount {
   std::string source = {};  // "/dev/nvme0n1p2", "server:/export"
   std::uint32_t major = 0;  // of the block device; 0 if the file system has none
   std::uint32_t minor = 0;
-  std::vector<std::string> options =
-      {};  // "rw", "data=journal": options of the mount, then of the file system
+  // "rw", "data=journal": options of the mount, then of the file system
+  std::vector<std::string> options = {};
 };
 /// The mount that holds the path, which must be absolute and without symbolic links.
 Mount mount_of(const std::string& path, const std::string& root = "");

@@ -21,8 +21,8 @@ struct FioJob {
   const char* engine = "io_uring";
   bool direct = true;
   bool huge_pages = false;  // --mem=mmaphuge; else plain memory
-  bool fixed_buffers =
-      true;  // buffers registered with io_uring, which the memlock limit may refuse
+  // buffers registered with io_uring, which the memlock limit may refuse
+  bool fixed_buffers = true;
   std::uint64_t seconds = 0;  // 0: one pass over the file
 };
 

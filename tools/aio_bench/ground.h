@@ -59,8 +59,8 @@ struct Transfers {
   double read_share = 0.5;                // share of reads in Access::Mixed, between 0 and 1
   double seconds = 0;                     // the pass is repeated for this long; 0: one pass
   std::uint64_t file_first = 0;           // index of the first file used
-  std::uint64_t file_count =
-      ~std::uint64_t{0};  // number of files used, limited to the existing ones
+  // number of files used, limited to the existing ones
+  std::uint64_t file_count = ~std::uint64_t{0};
 };
 
 struct Measurement {

@@ -16,8 +16,8 @@ struct ProgressLine {
   double left_s = 0;   // estimated
   std::string rate;    // rate of the last measurement, or empty
   std::string detail;  // description of that measurement; shortened first if there are few columns
-  double worth_s =
-      0;  // without a terminal, a line is printed only if at least this many seconds are left
+  // without a terminal, a line is printed only if at least this many seconds are left
+  double worth_s = 0;
 };
 
 /// Returns the parts that fit into this many columns: the rate takes precedence over the text that

@@ -99,8 +99,8 @@ struct TierBytes {
   std::uint64_t grad = 0;       // bytes of accumulators
   std::uint64_t optimizer = 0;  // bytes of homes
   std::uint64_t gathered = 0;   // bytes of slots
-  std::uint64_t buffers =
-      0;                    // staging and gradients of a stage; on NVMe shadows of optimizer state
+  // staging and gradients of a stage; on NVMe shadows of optimizer state
+  std::uint64_t buffers = 0;
   std::uint64_t input = 0;  // stage inputs, kept for backward
   std::uint64_t used() const noexcept {
     return param + grad + optimizer + gathered + buffers + input;

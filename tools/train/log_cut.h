@@ -11,8 +11,8 @@ namespace artesian::tools {
 struct LogCut {
   std::uint64_t step = 0;  // lines after this step are removed; 0: the run starts afresh
   std::string line{};      // the step's line, as stored in its checkpoint; empty: unknown
-  std::uint64_t lines_max =
-      0;  // the most lines that a run without a checkpoint may have left; 0: no limit
+  // the most lines that a run without a checkpoint may have left; 0: no limit
+  std::uint64_t lines_max = 0;
 };
 
 /// Checks the log without changing it. Errors: those of cut_log().

@@ -43,8 +43,8 @@ class StepLog {
 
   std::string path_;
   Descriptor file_;
-  bool cuts_ =
-      true;  // whether to cut off a partial line; not on stdout, which others write to as well
+  // whether to cut off a partial line; not on stdout, which others write to as well
+  bool cuts_ = true;
   std::string last_line_;
   std::uint64_t size_ = 0;   // bytes of complete lines
   std::uint64_t lines_ = 0;  // lines passed to write()

@@ -44,8 +44,8 @@ class BlockCache {
   };
   struct Options {
     std::size_t blocks = 24;  // most blocks cached or being read, besides those that are waited for
-    std::uint64_t ahead =
-        2;  // blocks read ahead after one that is taken, unless they were taken before
+    // blocks read ahead after one that is taken, unless they were taken before
+    std::uint64_t ahead = 2;
     std::size_t threads = 4;
   };
   /// Reads a block. Thread: any, several at once.

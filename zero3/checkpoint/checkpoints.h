@@ -76,8 +76,8 @@ struct SaveRequest {
   std::vector<std::pair<std::string, std::string>>
       aliases{};                // pairs: another name, the parameter's name
   bool exclude_frozen = false;  // leave out frozen parameters, which the loader must then supply
-  Replaces replaces =
-      Replaces::OwnLineage;         // which existing checkpoint with the tag may be replaced
+  // which existing checkpoint with the tag may be replaced
+  Replaces replaces = Replaces::OwnLineage;
   Latest latest = Latest::Becomes;  // whether a resume without a tag uses this one
   /// Called with the bytes copied so far and the total; within calls of the engine, until all state
   /// is copied. It must not throw.

@@ -44,8 +44,8 @@ class StateSnapshot {
     const std::byte* from = nullptr;
     std::uint64_t bytes = 0;
     BufferLease buffer{};
-    std::uint64_t first_slice =
-        0;  // index of its first slice in the sequence of all pieces' slices
+    // index of its first slice in the sequence of all pieces' slices
+    std::uint64_t first_slice = 0;
   };
   std::uint64_t lease_pieces(const SubGroup& group, std::vector<Piece>& pieces) noexcept;
   void copy(std::vector<Piece>& pieces, std::uint64_t slices) noexcept;

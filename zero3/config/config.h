@@ -77,8 +77,8 @@ struct OptimizerConfig {
   double initial_squares = 0.0;  // for Adagrad: initial value of its sums
   double min_coeff = 0.01;       // for Lamb: bounds of the trust ratio
   double max_coeff = 10.0;
-  double muon_lr =
-      0.0;  // for Muon: learning rate of matrices; `lr` is that of all other parameters
+  // for Muon: learning rate of matrices; `lr` is that of all other parameters
+  double muon_lr = 0.0;
   double momentum = 0.95;  // for Muon
   NewtonSchulz newton_schulz = NewtonSchulz::Gram;
 
@@ -175,8 +175,8 @@ struct ArtesianConfig {
   EngineChoice engine = EngineChoice::Auto;
   PollingChoice polling = PollingChoice::Off;
   bool speculative_update = true;  // update under backward, rolled back if needed: under_backward.h
-  std::uint64_t skipped_steps_max =
-      100;  // the run ends after more skipped steps in a row than this; 0: no limit
+  // the run ends after more skipped steps in a row than this; 0: no limit
+  std::uint64_t skipped_steps_max = 100;
   std::uint64_t checkpoint_every = 0;  // steps between checkpoints; 0: only at the end
   DType moments = DType::Float32;  // dtype of the optimizer's moments; BFloat16 rounds to nearest
 
@@ -206,8 +206,8 @@ struct Config {
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   std::vector<TrackerConfig> trackers;
-  bool activation_checkpointing =
-      false;                       // keep only the stages' inputs, and recompute stages in backward
+  // keep only the stages' inputs, and recompute stages in backward
+  bool activation_checkpointing = false;
   bool cpu_checkpointing = false;  // keep these inputs in host memory or on NVMe
   ZeroConfig zero;
   AioConfig aio;

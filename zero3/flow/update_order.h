@@ -167,8 +167,8 @@ class UpdateOrder {
   std::vector<std::size_t>
       turns_;  // each unit's place in the order of updates, from 1; 0 for frozen units
   std::vector<std::uint32_t> pass_;
-  std::size_t ahead_ =
-      0;  // number of units at the pass's beginning that are updated under backward
+  // number of units at the pass's beginning that are updated under backward
+  std::size_t ahead_ = 0;
   std::size_t final_ = 0;         // number of those with final gradients
   std::size_t updated_ = 0;       // number of the pass's updated units
   std::vector<bool> is_ahead_;    // by unit

@@ -72,8 +72,8 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     std::uint64_t touched = 0;
     std::uint64_t count = 1;  // tasks among which they are divided
     std::uint64_t reads = 0;  // reading tasks, among which the bytes read are divided
-    std::uint64_t items =
-        0;              // tasks with an item of the ring, among which the bytes written are divided
+    // tasks with an item of the ring, among which the bytes written are divided
+    std::uint64_t items = 0;
     bool told = false;  // the bytes are known
   };
 
@@ -286,8 +286,8 @@ class DryUpdate : public UpdateFlow<DryUpdate> {
     const std::uint64_t slot = plan_.layout.units[unit].share * dtype_size(place.computed);
     const bool fills = place.gather == Route::Memory || place.gather == Route::Disk;
     UnitUpdate& update = updates_[unit];
-    const MovedByKind measured =
-        measure_moves(plan_, unit);  // was already read by the measuring pass
+    // was already read by the measuring pass
+    const MovedByKind measured = measure_moves(plan_, unit);
     update.moved = moved.total();
     update.moved.nvme_read -= measured.total().nvme_read;
     update.state = moved.optimizer;

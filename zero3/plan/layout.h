@@ -23,8 +23,8 @@
 namespace artesian::zero3 {
 
 constexpr std::uint64_t parameter_alignment = 2048;  // elements
-constexpr std::uint64_t image_alignment =
-    2048;  // elements; alignment of a share and so of an image
+// elements; alignment of a share and so of an image
+constexpr std::uint64_t image_alignment = 2048;
 
 /// The place of a parameter: elements [first, first + numel) of the unit's image.
 struct ParameterPlace {

@@ -17,8 +17,8 @@ namespace artesian::zero3 {
 struct Budgets {
   std::uint64_t device = 0;
   std::uint64_t host = 0;
-  std::uint64_t activations =
-      0;  // kept by several micro-batches at once; a single one may need more
+  // kept by several micro-batches at once; a single one may need more
+  std::uint64_t activations = 0;
 };
 
 struct PlacementRequest {

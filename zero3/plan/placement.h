@@ -63,8 +63,8 @@ struct Placement {
   Moments moments{};                     // moments that the optimizer keeps beside the weights
   DType moment_dtype = DType::Float32;   // Float32 or BFloat16
   bool measures = false;  // the update has a first pass that only reads: LAMB's norms
-  std::uint64_t sub_group =
-      0;  // elements, multiple of 2048; also the size that one checksum covers
+  // elements, multiple of 2048; also the size that one checksum covers
+  std::uint64_t sub_group = 0;
   std::uint64_t device_pool_bytes = 0;  // homes and slots
   // Gradients held by autograd: those of one stage. With a separate device also those of the
   // previous stage, on their way to host memory, or the sum of micro-batches, or both.
@@ -86,8 +86,8 @@ struct Placement {
   std::uint32_t grad_staging_count = 0;
   std::uint64_t expansion_bytes = 0;
   std::uint64_t grad_scratch_bytes = 0;
-  std::uint64_t nvme_param_bytes =
-      0;  // bytes on offload_param.nvme_path: parameters, spilled gradients
+  // bytes on offload_param.nvme_path: parameters, spilled gradients
+  std::uint64_t nvme_param_bytes = 0;
   std::uint64_t nvme_optimizer_bytes = 0;
   KeptInputs inputs;               // stage inputs kept for backward in a tier
   std::vector<std::string> notes;  // what was reduced to fit the budgets

@@ -23,12 +23,12 @@ enum class ResidentKind : std::uint8_t { Gradient, Parameter, Input, OptimizerSt
 struct Candidate {
   ResidentKind kind = ResidentKind::OptimizerState;
   std::uint32_t unit = 0;
-  std::uint64_t sub_group =
-      0;  // sub-group of optimizer state, or place of an input (kept_inputs.h)
+  // sub-group of optimizer state, or place of an input (kept_inputs.h)
+  std::uint64_t sub_group = 0;
   std::uint64_t bytes = 0;
   std::uint64_t moves = 0;  // how often a step moves each of its bytes if it is on NVMe
-  std::uint64_t elements =
-      0;  // elements that count towards `elements_max`: only those of parameters
+  // elements that count towards `elements_max`: only those of parameters
+  std::uint64_t elements = 0;
 };
 
 struct ResidentLimits {

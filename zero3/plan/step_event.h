@@ -29,8 +29,8 @@ struct StepEvent {
   Direction direction = Direction::Forward;
   bool ahead = false;           // a Fetch for which nothing waits: a prefetch
   bool under_backward = false;  // an Update that may begin here and ends by the end of the step
-  std::uint64_t micro_batches =
-      1;  // for Compute and Gradients: the number of micro-batches, one after the other
+  // for Compute and Gradients: the number of micro-batches, one after the other
+  std::uint64_t micro_batches = 1;
   std::uint64_t numel = 0;  // for gradients: elements per micro-batch
   std::uint64_t added = 0;  // and those that are added to accumulators, one by one,
   std::uint64_t set = 0;    // of which so many are set

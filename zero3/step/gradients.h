@@ -174,8 +174,8 @@ class Gradients {
                           const GradientSource& source) noexcept;
   /// A parameter whose gradient arrives in parts.
   struct Parts {
-    std::byte* target =
-        nullptr;  // address of its first element; with several ranks, of the buffer before sending
+    // address of its first element; with several ranks, of the buffer before sending
+    std::byte* target = nullptr;
     bool fresh = false;
     std::uint64_t added = 0;  // elements added
   };

@@ -45,8 +45,8 @@ struct ModelStateOptions {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;  // the rank that owns these shares
   tiering::Verify verify = tiering::Verify::Full;
-  bool pin_memory =
-      true;  // whether to page-lock; buffers of a separate device are always page-locked
+  // whether to page-lock; buffers of a separate device are always page-locked
+  bool pin_memory = true;
   double wait_seconds = 60.0;         // deadline of every wait for the disk
   Timeline* timeline = nullptr;       // receives the disk's spans; may be null
   tiering::Device* device = nullptr;  // must outlive the state; null: the CPU

@@ -281,7 +281,7 @@ Result<void> StepCore::begin_forward(std::uint64_t micro_batches, const char* ca
   ARTESIAN_TRY_VOID(check_forward(micro_batches, call));
   if (micro_batches_ == 0) begin_step();
   forward_position_ = prefetcher_->position();
-  awaited_in_forward_ = meets_in_passes();
+  awaited_ = meets_in_passes() ? Awaited::InPass : Awaited::Nowhere;
   step_state_ = StepState::Forward;
   return {};
 }
@@ -340,7 +340,7 @@ Result<void> StepCore::begin_backward(const BackwardRequest& request) {
     losses_pending_.assign(request.losses.begin(), request.losses.end());
     micro_batches_pending_ = losses_pending_.size();
   }
-  awaited_ = meets();
+  if (meets()) awaited_ = Awaited::BehindBackward;
   if (!meets()) see_losses(losses_pending_);
   return remember(begin_update_under_backward(request));
 }

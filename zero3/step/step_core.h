@@ -312,7 +312,7 @@ class StepCore : public StepFlow<StepCore> {
   /// True if step() completes the update, so that nothing of it is pending afterwards.
   bool completes_update() const noexcept { return options_.resident || meets(); }
   /// True if other ranks wait for the end of the current micro-batch.
-  bool is_awaited() const noexcept { return awaited_; }
+  bool is_awaited() const noexcept { return awaited_ == Awaited::BehindBackward; }
   const Budgets& budgets() const noexcept { return options_.budgets; }
   const Placement& placement() const noexcept { return state_->placement(); }
   const Layout& layout() const noexcept { return state_->layout(); }
@@ -464,8 +464,10 @@ class StepCore : public StepFlow<StepCore> {
   std::size_t micro_batches_pending_ = 0;  // micro-batches in this forward
   std::vector<std::uint32_t> looked_up_;   // trained parameters that are looked up, in order
   std::vector<RowGradients> rows_;
-  bool awaited_ = false;                      // the ranks must still communicate after the backward
-  bool awaited_in_forward_ = false;           // or at the next unit, or the forward's end
+  /// Where the other ranks wait for this one, and must be told if it gives up: nowhere; at a unit,
+  /// or the end of the forward; at the end of the backward, or at a unit before.
+  enum class Awaited : std::uint8_t { Nowhere, InPass, BehindBackward };
+  Awaited awaited_ = Awaited::Nowhere;
   bool last_backward_ = false;                // this is the step's last backward
   std::vector<AccessOrder::Access> entered_;  // accesses that were entered and not yet left
   // Order of the units in the first forward.

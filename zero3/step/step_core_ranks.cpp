@@ -165,7 +165,7 @@ Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refu
   ARTESIAN_TRY_VOID(prefetcher_->leave(units));
   given_up_ = true;
   if (evaluating_) return refused;
-  awaited_ = awaited_in_forward_ = false;
+  awaited_ = Awaited::Nowhere;
   break_pass();
   refused.message += go_on_by;
   return refused;
@@ -176,7 +176,7 @@ Result<void> StepCore::meet_behind_backward() {
   std::vector<double> losses = std::exchange(losses_pending_, {});
   losses.resize(1);
   auto of_all = agreement_.end_forward(step_ + 1, micro_batches_, losses);
-  awaited_ = awaited_in_forward_ = false;
+  awaited_ = Awaited::Nowhere;
   if (!of_all.has_value() && agreement_.refused()) {
     break_pass();
     return make_error(ErrorCode::Invalid, of_all.error().message + go_on_by);
@@ -189,8 +189,7 @@ Result<void> StepCore::meet_behind_backward() {
 /// The other ranks learn of it where they wait.
 Result<void> StepCore::give_micro_batch_up() {
   if (gradients_->holds()) gradients_->drop_held();
-  const bool waited_for = std::exchange(awaited_, false);
-  if (!std::exchange(awaited_in_forward_, false) && !waited_for) return {};
+  if (std::exchange(awaited_, Awaited::Nowhere) == Awaited::Nowhere) return {};
   return remember(agreement_.refuse(step_ + 1, micro_batches_));
 }
 

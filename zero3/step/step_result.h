@@ -16,8 +16,8 @@ struct StepResult {
   double lr = 0.0;
   double loss_scale = 1.0;
   bool overflow = false;  // skipped: a loss or gradient was not finite
-  bool taken_back =
-      false;  // the part of the update made under backward was rolled back: under_backward.h
+  // the part of the update made under backward was rolled back: under_backward.h
+  bool taken_back = false;
   std::uint64_t updated_under_backward = 0;  // units finally updated before the norm was known
   std::string overflow_parameter;            // the first parameter with a non-finite gradient
   std::optional<Error> end;  // if set, no further step is possible, and every later call returns it

@@ -43,8 +43,8 @@ struct SubGroup {
   float* master = nullptr;  // [count]; with fp32 parameters these are the parameters themselves.
                             // For frozen units it is null, as are moments and gradient: only
                             // `param` is set
-  float* exp_avg =
-      nullptr;  // [count]: the optimizer's average, as in AdamArrays; null if it has none
+  // [count]: the optimizer's average, as in AdamArrays; null if it has none
+  float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;        // [count]: the optimizer's squares, likewise
   std::uint16_t* half_avg = nullptr;  // [count]: these two instead, if moments are bf16
   std::uint16_t* half_avg_sq = nullptr;

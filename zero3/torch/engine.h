@@ -51,8 +51,8 @@ struct EngineOptions {
   /// The model's device: "cpu", "cuda" (the first GPU that CUDA_VISIBLE_DEVICES shows) or "cuda:i".
   /// With a GPU, the engine must be created and called while the same LibTorch stream is current.
   std::string device = "cpu";
-  tiering::Device* backend =
-      nullptr;               // device tier provided by the caller, for tensors on `device`
+  // device tier provided by the caller, for tensors on `device`
+  tiering::Device* backend = nullptr;
   std::uint64_t run_id = 0;  // 0: choose at random
   /// The ranks that train this model together, each with its own batches; null: only this process.
   /// All ranks make the same calls, and get the bits of one process that runs all micro-batches,
@@ -64,8 +64,8 @@ struct EngineOptions {
   FileSystem* files = nullptr;  // null: the kernel's file system
   double wait_seconds = 60.0;   // deadline of every wait for the disk
   bool split_master = true;  // false: bf16 training with whole fp32 master weights, for comparison
-  bool spare_device =
-      true;  // false: state meant for NVMe never gets a home in spare device memory, for comparison
+  // false: state meant for NVMe never gets a home in spare device memory, for comparison
+  bool spare_device = true;
   /// The share, 0 to 1, of the update's bytes that is updated under backward, if possible
   /// (under_backward.h). Absent: decided from the second step's times.
   std::optional<double> share_under_backward{};

@@ -183,8 +183,8 @@ class UnitUses {
   struct Frame {
     std::uint32_t module = 0;
     std::uint64_t thread = 0;  // thread, which numbers its nodes separately
-    std::uint64_t first_node =
-        0;  // sequence number of the first node that the call can have created
+    // sequence number of the first node that the call can have created
+    std::uint64_t first_node = 0;
     std::vector<std::uint32_t> stages{};  // stages that the call holds
   };
   using Frames = std::vector<Frame>;
