@@ -3,7 +3,7 @@
 
 demo:
 	@echo "demo: trains GPT-2 124M on real text with its 2 GB of state on disk; two or three minutes on 2 cores." >&2
-	@echo "demo: the first time it also installs an environment (3 GB to download) and compiles: about ten minutes." >&2
+	@echo "demo: the first time it also downloads 3 GB of packages and compiles: about four minutes more." >&2
 	@dev/setup.sh dev/demo.sh
 
 build:
