@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs `make demo` of what is committed from nothing: in a bare Debian 12 that has git, make and
-# ca-certificates, with an empty home. Each line is printed with the seconds since `git clone` began;
-# docs/performance.md has the figures. Needs root, debootstrap and a network.
+# ca-certificates, with an empty home. Each line is printed with the seconds since `git clone`
+# began; docs/performance.md has the figures. Needs root, debootstrap and a network.
 #
-#   dev/check_demo.sh FOLDER     FOLDER: for the system, 8 GB; must not exist. STEPS=n as in the demo
+#   dev/check_demo.sh FOLDER     FOLDER: for the system, 8 GB; must not exist
+#   STEPS=5 dev/check_demo.sh FOLDER
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
