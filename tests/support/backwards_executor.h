@@ -1,5 +1,5 @@
-// A compute team of one that does the last piece of work first: it stands for one whose members run
-// at once, since what is right in either order is right in any.
+// An executor of one thread that does the last piece of work first. It stands for a thread pool:
+// work that is right in either order is right in any.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Baseline: what a process holds from the kernel, to prove that a test ends where it began.
+// Baseline: the kernel resources that a process holds, to prove that a test leaves none behind.
 #pragma once
 
 #include <dirent.h>
@@ -19,9 +19,9 @@ struct Baseline {
   static Baseline now() {
     return {.descriptors = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
   }
-  /// As now(), once it is no more than `before` or 60 s have passed: a joined thread and a closed
-  /// ring are listed for a moment longer, and there is nothing to wait on. For the same reason
-  /// `before` may have counted what was about to go, and is a bound, not what must be met.
+  /// As now(), once it is at most `before` or 60 s have passed: the kernel lists a joined thread
+  /// and a closed ring for a moment longer, and offers nothing to wait on. For the same reason
+  /// `before` may have counted resources that were about to be released, so it is an upper bound.
   static Baseline settled(const Baseline& before) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     Baseline held = now();
@@ -57,9 +57,9 @@ inline std::size_t status_kib(const std::string& key) {
   return 0;
 }
 
-/// Mappings that the C library may make for threads and keep for later ones: two for each arena
-/// and each stack; how many depends on how many threads ran at once, which is chance. What leaks
-/// one each round shows within a few rounds more than these.
+/// Mappings that the C library may make for threads and keep: two for each arena and each stack.
+/// How many depends on how many threads ran at once, which is chance. A leak of one mapping a round
+/// exceeds this number within a few more rounds.
 constexpr std::size_t maps_of_threads = 80;
 
 /// Number of mappings of this process.

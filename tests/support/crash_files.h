@@ -1,17 +1,17 @@
-// CrashFiles: a file system in memory that may lose power. It logs what is done to it, and builds
-// the disk as a cut after any operation could leave it; and it can let the n-th operation fail or
+// CrashFiles: a file system in memory that may lose power. It logs its operations, and builds the
+// disk as a power cut after any of them could leave it. It can also let the n-th operation fail or
 // never answer.
 //
-// Note [What a cut leaves]: what was synced is there: a file's bytes after File::sync, a folder's
-// names after Folder::sync, those of a rename between two folders after the sync of both. Of the
-// rest, any part may be: each allocation and each write by itself, a write by sectors of 512 bytes,
-// in any order; bytes of an allocated range that were not written, or lost, read as zeros, and
-// those of a file that was written before as what they were. Names of one folder are lost from the
-// end, as every file system with a journal does it, but each folder by itself.
+// Note [What a cut leaves]: synced state is durable: a file's bytes after File::sync, a folder's
+// names after Folder::sync, the names of a rename between two folders after the sync of both. Of
+// the rest any part may survive: each allocation and each write by itself, a write by sectors of
+// 512 bytes, in any order. Bytes of an allocated range that were not written, or were lost, read as
+// zeros; lost bytes of a file that was written before read as they were. Lost names of a folder are
+// its latest ones, as with every file system that has a journal, but each folder loses its own.
 //
-// Note [Several machines]: of a file system that several machines share, each has a cache of its
-// own: a sync makes durable what its own machine did, and a cut of power comes to each at another
-// place, and leaves another part of what that one had not synced.
+// Note [Several machines]: machines that share a file system each have a cache. A sync makes
+// durable only what its own machine did. A power cut hits each machine after another operation, and
+// leaves another part of what that machine had not synced.
 //
 // Thread: any; one operation at a time. One that never answers blocks its thread until `release`.
 #pragma once
@@ -52,20 +52,20 @@ class CrashFiles final : public FileSystem {
   std::unique_ptr<CrashFiles> after_cut(std::size_t count, Cut cut, std::uint64_t seed) const {
     return after_cuts([&](std::uint32_t) { return MachineCut{count, cut}; }, seed);
   }
-  /// Note [Several machines]: behind what each did among the first `count` operations of the log.
+  /// Note [Several machines]: a cut of each machine within the first `count` operations of the log.
   struct MachineCut {
     std::size_t count = 0;
     Cut cut = Cut::NothingUnsynced;
   };
   using CutOf = std::function<MachineCut(std::uint32_t machine)>;
   std::unique_ptr<CrashFiles> after_cuts(const CutOf& cut_of, std::uint64_t seed) const;
-  std::uint32_t machine = 0;  // that does what comes next
-  /// Operations so far that a cut may come behind.
+  std::uint32_t machine = 0;  // that makes the next operations
+  /// Operations so far; a cut may follow each.
   std::size_t logged() const { return log_.size(); }
-  /// All of them in words, for messages and for checks of their order.
+  /// An operation in words, for messages and for checks of the order.
   std::string describe(std::size_t index) const;
 
-  // Faults. Every call of the seam is an operation, reads, too; the next one is number 0.
+  // Faults. Every call of the interface is an operation, reads included; the next one is number 0.
   enum class Fault : std::uint8_t { Fails, FailsFromThenOn, NeverAnswers };
   void plan(std::uint64_t operation, Fault fault, int system_error = EIO) {
     const std::lock_guard lock(mutex_);
@@ -79,7 +79,7 @@ class CrashFiles final : public FileSystem {
     const std::lock_guard lock(mutex_);
     return done_;
   }
-  /// Ends what never answers: as failed.
+  /// Lets operations that never answer fail.
   void release() {
     const std::lock_guard lock(mutex_);
     planned_.reset();
@@ -87,15 +87,15 @@ class CrashFiles final : public FileSystem {
   }
   /// True if an exchange of names is refused, as NFS does.
   bool refuses_exchange = false;
-  /// Syncs that succeed and do nothing: to see tests fail that rely on them.
+  /// Syncs succeed and do nothing: tests that rely on syncs must then fail.
   bool forgets_files = false;
   bool forgets_folders = false;
   std::uint64_t bytes_free = std::uint64_t{1} << 40;
-  /// Lets every lock go, as the end of a process does.
+  /// Releases every lock, as the end of a process does.
   void drop_locks() {
     for (auto& [number, node] : disk_) node->locked_by = nullptr;
   }
-  /// True if the next operation never answers; then it counts as begun. For engines.
+  /// True if the next operation never answers; it then counts as begun. For I/O engines.
   bool next_never_answers() {
     const std::lock_guard lock(mutex_);
     if (!planned_ || planned_->fault != Fault::NeverAnswers || done_ != planned_->operation) {
@@ -104,7 +104,7 @@ class CrashFiles final : public FileSystem {
     ++done_;
     return true;
   }
-  /// Changes bytes behind everybody's back. `path` as "/disk/a/b".
+  /// A file's bytes, to change without an operation. `path` as "/disk/a/b".
   std::vector<std::byte>& bytes_of(const std::string& path) { return disk_.at(find(path))->bytes; }
   /// Every file and folder by path, "/disk" aside.
   std::vector<std::string> paths() const {
@@ -165,7 +165,7 @@ class CrashFiles final : public FileSystem {
       SyncFolder
     };
     Kind kind = Kind::Write;
-    std::uint64_t node = 0;    // what it is about
+    std::uint64_t node = 0;    // which it changes
     std::uint64_t folder = 0;  // where its name is
     std::string name{};
     std::uint64_t to_folder = 0;
@@ -207,7 +207,7 @@ class CrashFiles final : public FileSystem {
     error.file = path;
     return error;
   }
-  /// Begins an operation: its turn, and what is to go wrong with it.
+  /// Begins an operation: waits for its turn, and returns the error that it is to have, if any.
   std::optional<Error> begin(std::unique_lock<std::mutex>& lock, const std::string& path) {
     const std::uint64_t number = done_++;
     if (!planned_ || number < planned_->operation) return std::nullopt;
@@ -220,7 +220,7 @@ class CrashFiles final : public FileSystem {
     return failed(planned_->system_error, path);
   }
   std::uint64_t find(const std::string& path) const {
-    if (path == "/") return root;  // the parent of "/disk"; its sync is that of nothing
+    if (path == "/") return root;  // the parent of "/disk", whose sync does nothing
     if (!path.starts_with("/disk")) return 0;
     std::uint64_t at = root;
     for (std::size_t from = 5; from < path.size();) {
@@ -331,7 +331,7 @@ class CrashFile final : public File {
 
  private:
   CrashFiles& files_;
-  std::shared_ptr<CrashFiles::Node> node_;  // shared_ptr: it lives until it is closed
+  std::shared_ptr<CrashFiles::Node> node_;  // shared_ptr: a removed file lives until it is closed
   std::uint64_t number_;
   std::string path_;
 };
@@ -537,7 +537,7 @@ inline void CrashFiles::apply(Disk& disk, const Operation& at) {
   }
 }
 
-/// By operation, whether the cuts leave it for sure.
+/// By operation: true if it is durable whatever the cuts leave.
 inline std::vector<bool> CrashFiles::synced(const CutOf& cut_of) const {
   std::vector<bool> result(log_.size(), false);
   std::set<std::pair<std::uint32_t, std::uint64_t>> files;  // by the machine that synced
@@ -623,8 +623,8 @@ inline std::unique_ptr<CrashFiles> CrashFiles::after_cuts(const CutOf& cut_of,
   return after;
 }
 
-/// An engine over CrashFiles: moves bytes inside submit, on the thread that submits; a transfer
-/// that is to never answer stays in it.
+/// An I/O engine over CrashFiles: moves bytes inside submit, on the thread that submits. A transfer
+/// that is to never answer stays in flight.
 class CrashEngine final : public aio::EngineBase {
  public:
   CrashEngine(const aio::EngineOptions& options, CrashFiles& files)

@@ -1,4 +1,4 @@
-// Damages swap files: what is read of them after that fails its checksum.
+// Damages swap files, so that later reads fail their checksum.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 
 namespace artesian::test_support {
 
-/// Writes over each file of the folder from that byte on, and waits until it is on the disk; files
-/// of a superblock alone stay. Returns how many it were.
+/// Overwrites each file of the folder from that byte on, and waits until it is on the disk. Leaves
+/// out files that have a superblock alone. Returns the number of files that were damaged.
 inline int damage_files(const std::filesystem::path& folder, std::uint64_t from) {
   int damaged = 0;
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {

@@ -1,6 +1,6 @@
-// Disks of a test's own, for root: an ext4 image behind a loop device, and a block device that
-// cannot keep what is written to it. They are made in a mount namespace of this process, so that
-// nothing of them is left however it ends.
+// Disks for tests that run as root: an ext4 image behind a loop device, and a block device that
+// loses what is written to it. They are made in a mount namespace of this process, so that nothing
+// is left however it ends.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ inline bool run_quietly(const std::string& command) {
          0;
 }
 
-/// From now on mounts of this thread, and of what it starts, are seen by nobody else.
+/// Makes later mounts of this thread, and of the processes it starts, invisible to all others.
 inline bool enter_own_mounts() {
   static const bool entered =
       unshare(CLONE_NEWNS) == 0 && mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
@@ -65,8 +65,8 @@ class MountedImage {
   Mount mount_;
 };
 
-/// A block device of 64 MiB above 1 MiB of memory: writes through the page cache go well, and are
-/// lost when they are to be kept.
+/// A block device of 64 MiB above 1 MiB of memory: writes into the page cache succeed, and are lost
+/// when the kernel writes them back.
 class LosingDevice {
  public:
   /// Null where this process must not make one.

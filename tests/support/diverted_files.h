@@ -1,5 +1,5 @@
-// DivertedFiles: the kernel's files, whose transfers a test can turn to another descriptor, to make
-// the disk fail, fill up or stop answering by real means, in the middle of a run.
+// DivertedFiles: the kernel's files. A test can divert their transfers to another descriptor, so
+// that the disk really fails, fills up or stops answering in the middle of a run.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// ForwardingFile: a file that is another one, for tests that change one thing about it.
+// ForwardingFile: forwards all calls to another file, for tests that change one of them.
 #pragma once
 
 #include <memory>

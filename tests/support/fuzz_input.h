@@ -1,4 +1,5 @@
-// What the fuzzers share: bytes as a file that a reader can open, and what every error must be.
+// Shared by the fuzzers: bytes as a file that a reader can open, and checks that every error
+// passes.
 #pragma once
 
 #include <fcntl.h>

@@ -10,8 +10,8 @@
 
 namespace artesian::test_support {
 
-/// Runs all tests on a machine that has a GPU. `prepare` is called before; its message, if it
-/// returns one, is why they cannot run. Returns the program's exit code.
+/// Runs all tests if the machine has a GPU. `prepare` is called before them; if it returns a
+/// message, that is why they cannot run. Returns the program's exit code.
 template <typename Prepare>
 int run_gpu_tests(int count, char** arguments, Prepare prepare) {
   testing::InitGoogleTest(&count, arguments);

@@ -1,7 +1,6 @@
-// LocalGroup: N ranks as threads of one process. Each operation waits until all ranks have come to
-// it, moves the bytes, and lets them go, after delays by chance if it is told to. It fails as
-// groups of processes do: a rank that is gone, one that does not come within the deadline, one that
-// does something else.
+// LocalGroup: N ranks as threads of one process. Each operation waits until all ranks have reached
+// it, moves the bytes, and returns, after random delays if told to. It fails as groups of processes
+// do: if a rank is gone, does not arrive within the deadline, or calls another operation.
 #pragma once
 
 #include <algorithm>
@@ -74,7 +73,7 @@ class LocalRanks {
     std::unique_lock lock(mutex_);
     const auto& mine = operation.offers[rank];
     ARTESIAN_TRY_VOID(meet(lock, operation.come, mine.what));
-    // All have come, and none goes on before all have taken what is theirs.
+    // All have arrived. None returns before all have taken their part.
     for (std::uint32_t peer = 0; peer < ranks() && !failed_; ++peer) {
       if (peer == rank) continue;
       const auto& theirs = operation.offers[peer];
@@ -94,7 +93,7 @@ class LocalRanks {
     return meet(lock, operation.served, mine.what);
   }
 
-  /// The rank has ended: whoever waits for it fails.
+  /// The rank has ended: ranks that wait for it fail.
   void leave(std::uint32_t rank) {
     const std::lock_guard lock(mutex_);
     if (!failed_) {
@@ -104,7 +103,7 @@ class LocalRanks {
   }
 
  private:
-  /// Waits until all ranks are counted.
+  /// Waits until `count` has reached the number of ranks.
   Result<void> meet(std::unique_lock<std::mutex>& lock, const std::uint32_t& count,
                     const std::string& what) {
     const auto deadline = std::chrono::duration<double>(options_.deadline_seconds);
@@ -120,20 +119,20 @@ class LocalRanks {
   const std::uint32_t ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint64_t, std::shared_ptr<Operation>> operations_under_way_;  // not all have come
+  std::map<std::uint64_t, std::shared_ptr<Operation>> operations_under_way_;  // incomplete
   std::uint64_t operations_ = 0;
   std::optional<Error> failed_;
 };
 
 class LocalGroup final : public comm::Group {
  public:
-  /// Bytes that this rank has sent in operations that are about something of that kind.
+  /// Bytes that this rank has sent in operations of that kind.
   std::uint64_t bytes_sent_of(const std::string& kind) const {
     const auto found = sent_.find(kind);
     return found == sent_.end() ? 0 : found->second;
   }
 
-  /// Operations that were waited for when others, of another kind, had begun behind them.
+  /// Operations that this rank waited for after later ones, of another kind, had begun.
   std::uint64_t beside_others() const noexcept { return beside_; }
 
   LocalGroup(LocalRanks& ranks, std::uint32_t rank)
@@ -193,7 +192,7 @@ class LocalGroup final : public comm::Group {
   LocalRanks& shared_;
   std::map<std::string, std::uint64_t> sent_;   // bytes, by kind
   std::map<std::string, std::uint64_t> begun_;  // the last operation, by kind
-  std::uint64_t beside_ = 0;                    // of these, waited for when others had begun
+  std::uint64_t beside_ = 0;                    // see beside_others()
 };
 
 /// Runs `work` as every rank of a run, each in a thread of its own.

@@ -1,6 +1,6 @@
-// MemoryFiles: a file system in memory behind the seam, with a capacity. Names, kinds, locks and
-// sizes behave as the kernel's do for what Artesian uses. MemoryEngine: an engine over it that
-// finishes requests inside submit, or not before `release` while it is held. For one thread.
+// MemoryFiles: a file system in memory with a capacity. Names, kinds, locks and sizes behave as the
+// kernel's do, as far as Artesian uses them. MemoryEngine: an engine over it that completes
+// requests inside submit, or, while it is held, at `release`. For one thread.
 #pragma once
 
 #include <cerrno>
@@ -183,7 +183,7 @@ class MemoryEngine final : public aio::EngineBase {
   }
   /// From now on requests stay in flight.
   void hold() noexcept { held_ = true; }
-  /// Finishes what is in flight, and what comes after at once.
+  /// Completes the requests in flight; later ones complete at once.
   void release() noexcept {
     held_ = false;
     run();

@@ -1,4 +1,4 @@
-// Children for tests that need a second process, a lower limit or another user.
+// Child processes for tests that need a second process, a lower limit or another user.
 #pragma once
 
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ inline std::uint64_t test_seed(std::uint64_t fallback) {
   return seed;
 }
 
-/// True if the long part of the suite was asked for (ARTESIAN_SOAK=1).
+/// True if the long part of the suite is to run (ARTESIAN_SOAK=1).
 inline bool soaking() {
   const char* given = std::getenv("ARTESIAN_SOAK");
   return given != nullptr && given[0] == '1';

@@ -47,5 +47,5 @@ int main(int count, char** arguments) {
     static_cast<void>(LLVMFuzzerTestOneInput(input.data(), input.size()));
   }
   std::printf("%zu inputs\n", inputs.size());
-  return inputs.empty() ? 1 : 0;  // a corpus that is not found must not pass for a good one
+  return inputs.empty() ? 1 : 0;  // a missing corpus is a failure
 }

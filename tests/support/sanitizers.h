@@ -1,6 +1,6 @@
-// Whether this build runs under AddressSanitizer or ThreadSanitizer: it is some fifty times slower,
-// its allocators map more as they go, its mlock does nothing and says that it did, and it needs
-// file descriptors itself.
+// Whether this build runs under AddressSanitizer or ThreadSanitizer. It is then some fifty times
+// slower, its allocators map more memory over time, its mlock does nothing and reports success, and
+// it needs file descriptors itself.
 #pragma once
 
 namespace artesian::test_support {

@@ -1,5 +1,5 @@
-// System calls that the kernel refuses from now on, in the calling thread and in those it starts:
-// for children, as a filter cannot be taken off again.
+// Makes the kernel refuse system calls, in the calling thread and in those it starts. For child
+// processes, as a filter cannot be removed.
 #pragma once
 
 #include <linux/filter.h>
@@ -15,7 +15,7 @@ namespace artesian::test_support {
 
 /// Refuses every call of number `call` whose argument `argument` has one of the bits of `mask`;
 /// with a mask of 0, every call. Returns whether the kernel took the filter.
-/// `every_thread`: of this process, those that run included.
+/// `every_thread`: for all threads of this process, running ones included.
 inline bool refuse_call(long call, int system_error, std::size_t argument = 0,
                         std::uint32_t mask = 0, bool every_thread = false) {
   const auto number = static_cast<std::uint32_t>(call);

@@ -1,7 +1,6 @@
-// SeparateDevice: a device with memory of its own and without a GPU. What is enqueued runs later,
-// in any order that queues and fences allow (late as possible, early as possible, or by chance),
-// with the CPU versions of the kernels. Mistakes that a GPU would punish by chance, it shows for
-// certain:
+// SeparateDevice: a device with memory of its own and without a GPU. Enqueued work runs later, in
+// any order that queues and fences allow (as late as possible, as early as possible, or at random),
+// with the CPU versions of the kernels. It always shows mistakes that a GPU would show by chance:
 //
 //   a missing fence         every operation has a vector clock; two that touch the same bytes, one
 //                           of them writing, without an order between them, fail the test
@@ -11,7 +10,7 @@
 //   device memory touched   it is inaccessible but while operations run and while the model
 //   computes by the host             (begin_compute to end_compute): SIGSEGV
 //
-// Computing itself is LibTorch's on the CPU, and so is done when it returns; what it reads is
+// LibTorch computes on the CPU, and has finished when a call returns. The memory that it reads is
 // inferred from the fences that the queue Compute waits for.
 #pragma once
 
@@ -47,11 +46,11 @@ class SeparateDevice : public tiering::Device {
 
   // Faults.
   std::uint64_t bytes_max = ~std::uint64_t{0};             // more than this much is Exhausted
-  std::uint64_t calls_until_failure = ~std::uint64_t{0};   // then every call is an Io error
-  bool runs_late = false;                                  // for now, whatever the order
-  bool hangs = false;                                      // nothing passes: Timeout
+  std::uint64_t calls_until_failure = ~std::uint64_t{0};   // then every call is an error of code Io
+  bool runs_late = false;                                  // whatever the order
+  bool hangs = false;                                      // no fence passes; waits are a Timeout
   std::uint64_t registered_bytes_max = ~std::uint64_t{0};  // more than this much is Exhausted
-  std::size_t micro_batches_at_once = 1;                   // each stage for so many, in turn
+  std::size_t micro_batches_at_once = 1;                   // that each stage computes, in turn
   std::uint64_t races = 0;                                 // operations that lacked an order
   std::uint64_t update_calls = 0;
   std::map<DType, std::uint64_t> gradient_calls;  // by the dtype of what is added
@@ -64,7 +63,7 @@ class SeparateDevice : public tiering::Device {
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
   Result<void> register_host(std::span<std::byte> range) override;
   void unregister_host(std::span<std::byte> range) noexcept override;
-  /// Page-locked bytes, and those of copies whose side in host memory is not page-locked.
+  /// Page-locked bytes; and bytes of copies whose host memory is not page-locked.
   std::uint64_t bytes_registered() const noexcept;
   std::uint64_t bytes_pageable() const noexcept { return bytes_pageable_; }
 
@@ -80,7 +79,7 @@ class SeparateDevice : public tiering::Device {
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
-    // A gradient, behind those of the next stage and their sums.
+    // A gradient follows those of the next stage and their sums.
     const std::size_t since = 2 * micro_batches_at_once - 1;
     if (!in_arena(source, bytes)) expect_ordered(Queue::ToHost, since, "a copy to the host");
     bytes_to_host_ += bytes;
@@ -173,7 +172,7 @@ class SeparateDevice : public tiering::Device {
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
     Clock clock{};
-    std::map<std::uint64_t, Clock> recorded;  // what a fence of this queue is after
+    std::map<std::uint64_t, Clock> recorded;  // what precedes a fence of this queue
     std::vector<Range> written;               // since the last fence
     std::map<std::uint64_t, std::vector<Range>> written_before;  // by fence
   };
@@ -202,8 +201,8 @@ class SeparateDevice : public tiering::Device {
       EXPECT_EQ(::mprotect(arena_, arena_bytes_, PROT_NONE), 0);
     }
   }
-  /// A tensor of the model is read, or its memory used anew, while at most so much was computed
-  /// since its own.
+  /// Called when a tensor of the model is read or its memory reused. `since`: how many computations
+  /// may have followed its own.
   void expect_ordered(Queue queue, std::size_t since, const char* what) {
     merge(lane(queue).clock, host_);
     const std::uint64_t own =
@@ -319,7 +318,7 @@ inline std::uint64_t SeparateDevice::bytes_registered() const noexcept {
 inline Result<void> SeparateDevice::copy(Queue queue, std::byte* target, const std::byte* source,
                                          std::uint64_t bytes) {
   const Range range(target, bytes, true);
-  bool awaited = false;  // something pending still uses the target, in good order
+  bool awaited = false;  // a pending, ordered operation uses the target
   for (const Lane& other : lanes_) {
     for (const Operation& operation : other.pending) {
       for (const Range& used : operation.ranges) awaited = awaited || used.overlaps(range);
@@ -340,12 +339,12 @@ inline Result<void> SeparateDevice::enqueue(Queue queue, std::vector<Range> rang
   ARTESIAN_TRY_VOID(call());
   Lane& own = lane(queue);
   merge(own.clock, host_);
-  // In Compute an operation is part of what comes before the next fence.
+  // In the queue Compute an operation belongs to what precedes the next fence.
   const std::uint64_t sequence = own.enqueued + 1;
   if (queue != Queue::Compute) own.enqueued = sequence;
   check_order(queue, sequence, ranges);
   for (const Range& range : ranges) {
-    // What a kernel of the queue itself reads on is between two operations, not for the model.
+    // Memory that a later operation of this queue reads was written for it, not for the model.
     if (!range.written)
       std::erase_if(own.written, [&](const auto& w) { return w.overlaps(range); });
   }
@@ -406,7 +405,7 @@ inline Result<DeviceFence> SeparateDevice::record(Queue queue) {
     return DeviceFence{queue, own.recorded.empty() ? 0 : own.recorded.rbegin()->first};
   }
   merge(own.clock, host_);
-  if (queue == Queue::Compute) ++own.enqueued;  // passed once somebody waits for it
+  if (queue == Queue::Compute) ++own.enqueued;  // passes when a call waits for it
   own.recorded[own.enqueued] = own.clock;
   auto& written = own.written_before[own.enqueued];
   written.insert(written.end(), own.written.begin(), own.written.end());
@@ -436,10 +435,10 @@ inline Result<void> SeparateDevice::wait(Queue queue, DeviceFence fence) {
   }
   if (hangs) return {};
   run_until(fence);
-  if (joining_) return {};  // an order for all, not a stage about to read
+  if (joining_) return {};  // a join orders all; no stage is about to read
   const auto written = lane(fence.queue).written_before.find(fence.sequence);
   if (written == lane(fence.queue).written_before.end()) return {};
-  for (Range range : written->second) {  // what the model is about to read
+  for (Range range : written->second) {  // the model is about to read these
     range.written = false;
     if (in_arena(range.begin, 1)) check_order(Queue::Compute, own.enqueued + 1, {range});
   }

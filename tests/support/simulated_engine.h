@@ -1,12 +1,11 @@
-// SimulatedEngine: an engine whose disk is made up from a seed. It really moves bytes, but decides
-// in which order, after which delay of a virtual clock, how many at a time, and which calls are
-// interrupted or fail. The same seed and the same calls give the same run, step by step: trace() is
-// one number for all of it.
+// SimulatedEngine: an I/O engine whose disk is simulated from a seed. It really moves bytes. The
+// seed decides in which order, after which delay of a virtual clock, how many at a time, and which
+// calls are interrupted or fail. The same seed and the same calls give the same run, of which
+// trace() is a checksum.
 //
 // It runs in one of two ways. WhileWaited: inside wait() and drain() of the one thread that uses
-// it, without any thread of its own; a deadline then is one of the virtual clock, so that a disk
-// that is a thousand times too slow costs no time to test. Background: on a thread, as the other
-// engines.
+// it, without a thread of its own. Deadlines are then of the virtual clock, so that a disk that is
+// a thousand times too slow costs no time to test. Background: on a thread, as the other engines.
 #pragma once
 
 #include <poll.h>
@@ -57,16 +56,16 @@ class SimulatedEngine final : public aio::EngineBase {
   void detach_threads() noexcept override {
     if (thread_.joinable()) thread_.detach();
   }
-  /// Does what is due within the next `duration_ns` of the virtual clock. WhileWaited only.
+  /// Lets `duration_ns` of the virtual clock pass. WhileWaited only.
   void pass(std::uint64_t duration_ns) noexcept {
     Lock locked = lock();
     const std::uint64_t until_ns = now_ns_ + duration_ns;
     while (step(locked, until_ns) == Headway::Made) continue;
     now_ns_ = until_ns;
   }
-  /// Nanoseconds of the virtual clock. Of one thread's engine only.
+  /// Nanoseconds of the virtual clock. WhileWaited only.
   std::uint64_t virtual_ns() const noexcept { return now_ns_; }
-  /// Depends on every step: what was moved, when, and how it ended. Of one thread's engine only.
+  /// A checksum of every step: what was moved, when, and how it ended. WhileWaited only.
   std::uint64_t trace() const noexcept { return trace_; }
   std::uint64_t faults_injected() const noexcept { return injected_; }
 
@@ -130,7 +129,7 @@ class SimulatedEngine final : public aio::EngineBase {
     return descriptor >= 0 && poll(&ready, 1, 0) == 1 ? -1 : descriptor;
   }
 
-  /// Does what is due next on the virtual clock, if that is by `until_ns`.
+  /// Makes the next step of the virtual clock, if it is due by `until_ns`.
   Headway step(Lock& lock, std::uint64_t until_ns) noexcept {
     schedule(lock);
     if (has_ended(lock)) {
@@ -170,7 +169,7 @@ class SimulatedEngine final : public aio::EngineBase {
   }
 
   std::int64_t move(const aio::Block& block) noexcept {
-    if (stalls_on(block) >= 0) return 0;  // the seam knows what comes
+    if (stalls_on(block) >= 0) return 0;  // the stall decides what follows
     const bool reads = block.request().operation == aio::Operation::Read;
     if (happens(simulated_.interrupted)) return draw() % 2 == 0 ? -EINTR : -EAGAIN;
     if (happens(reads ? simulated_.read_failures : simulated_.write_failures)) return -EIO;

@@ -1,4 +1,4 @@
-// Whether the process's other threads are idle: there is nothing to wait on for that.
+// Whether the process's other threads are idle. The kernel offers nothing to wait on for that.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 namespace artesian::test_support {
 
-/// True if every other thread of the process comes to sleep.
+/// True if every other thread of the process falls asleep.
 inline bool others_fall_asleep() {
   const Deadline deadline = Deadline::after_seconds(20);
   for (int quiet = 0; quiet < 20; usleep(1000)) {

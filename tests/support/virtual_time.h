@@ -1,15 +1,15 @@
-// VirtualTimeDevice: a SeparateDevice with a clock of its own. What is enqueued takes virtual
-// seconds, by its bytes and for its launch, in the order of its queue and after the fences that the
-// queue has waited for; what the host waits for moves the host's clock. So the schedule that an
-// engine makes, of copies, computing and waits, has a length that depends on nothing but itself.
+// VirtualTimeDevice: a SeparateDevice with a clock of its own. Enqueued work takes virtual seconds,
+// by its bytes and for its launch, in the order of its queue and after the fences that the queue
+// has waited for. Waits of the host advance the host's clock. So an engine's schedule of copies,
+// computing and waits has a length that depends on the schedule alone.
 //
 //   an operation   begins when its queue is free and the host has enqueued it
 //   a fence        passes when all before it in its queue has ended
 //   the host       is at the latest fence that it has waited for; its own work takes no time
 //   computing      takes what the test's model says, by compute()
 //
-// When copies run is SeparateDevice's matter, and so are the mistakes that it finds; but a fence
-// that has not passed by the host's clock is not ready. Kernels on state take no time.
+// SeparateDevice decides when copies really run, and finds the same mistakes. But a fence that has
+// not passed by the host's clock is not ready. Kernels on state take no time.
 #pragma once
 
 #include <algorithm>
@@ -39,11 +39,11 @@ class VirtualTimeDevice final : public SeparateDevice {
                              std::uint64_t seed = 1)
       : SeparateDevice(order, seed), rates_(rates) {}
 
-  bool waits_for_each_copy = false;  // a fault: the host does, as if its memory were pageable
+  bool waits_for_each_copy = false;  // a planted fault: as if host memory were pageable
 
-  /// Takes `seconds` of the queue Compute: of what the model has been given to compute.
+  /// Takes `seconds` of the queue Compute, for the model's computing.
   void compute(double seconds) { take(Queue::Compute, seconds); }
-  /// Waits until the queue Compute has ended, as a model's value does that the host reads.
+  /// Waits for the queue Compute, as when the host reads a value of the model.
   void read_value() noexcept { host_ = std::max(host_, end_[index(Queue::Compute)]); }
   /// Virtual seconds since creation, of the host.
   double now() const noexcept { return host_; }
@@ -73,7 +73,7 @@ class VirtualTimeDevice final : public SeparateDevice {
     end = std::max(end, passes_at(fence));
     return {};
   }
-  /// True if the fence has passed by the host's clock; what it is after runs now, if it has not.
+  /// True if the fence has passed by the host's clock. Pending work before it then runs.
   bool ready(DeviceFence fence) noexcept override {
     return passes_at(fence) <= host_ && SeparateDevice::finish(fence).has_value();
   }

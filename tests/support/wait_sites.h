@@ -1,7 +1,7 @@
-// WaitSites: the places in the engine's code that record a fence, or wait for one, on a device of a
-// test's. One of them can be dropped, as if its line were not there: then a test must fail. A
-// program is told which by ARTESIAN_WAIT_DROPPED (several: with commas between), and writes to the
-// file ARTESIAN_WAIT_SITES which it has reached.
+// WaitSites: the places in the engine's code that record a fence or wait for one on a test's
+// device. A place can be dropped, as if its line were missing: then a test must fail. The variable
+// ARTESIAN_WAIT_DROPPED names the places to drop, with commas between them. A program writes the
+// places that it has reached to the file ARTESIAN_WAIT_SITES.
 #pragma once
 
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ class WaitSites {
     }
   }
 
-  /// Counts a call. `caller`: where it returns to. True if it is to be left out.
+  /// Counts a call. `caller`: its return address. Returns true if the call is to be left out.
   bool drops(const char* call, const void* caller) {
     Dl_info library{};
     ::dladdr(caller, &library);
@@ -45,9 +45,9 @@ class WaitSites {
     ++reached_[site];
     return dropped_.contains(site);
   }
-  /// The same for a program that may have been told nothing: most have not.
+  /// The same, if the environment told the program anything; else false.
   bool drops_if_told(const char* call, const void* caller) { return told_ && drops(call, caller); }
-  /// Who called the function that called the function that asks: joins are places of their own.
+  /// Returns the caller of the calling function's caller: each join is a place of its own.
   [[gnu::noinline]] static const void* callers_caller() {
     std::array<void*, 4> frames{};  // this, who asks, its caller, that one's
     ::backtrace(frames.data(), static_cast<int>(frames.size()));

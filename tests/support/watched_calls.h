@@ -1,6 +1,6 @@
-// Calls of the kernel that make files durable, watched and made to fail: this header defines them
-// for the program that includes it, once, in place of the C library's. What the program asked for
-// is a list, in its order.
+// Watches system calls that make files durable, and lets them fail. This header defines them in
+// place of the C library's, for the program that includes it once. The calls are a list, in their
+// order.
 #pragma once
 
 #include <fcntl.h>
@@ -19,8 +19,8 @@ namespace artesian::test_support {
 struct WatchedCall {
   enum class Kind : std::uint8_t { Write, Sync, Reserve, Link, Rename };
   Kind kind;
-  std::string path;        // of a rename its target, of a file without a name "(deleted)" is in it
-  bool left_open = false;  // of a rename: a descriptor leads to what is renamed, or below it
+  std::string path;        // of a rename the target; a file without a name has "(deleted)"
+  bool left_open = false;  // of a rename: a descriptor leads to the source, or below it
 };
 
 class WatchedCalls {
@@ -34,7 +34,7 @@ class WatchedCalls {
     int number;  // of the calls of this kind, from 0
     int system_error;
   };
-  /// Forgets what was; from now on these fail.
+  /// Forgets all calls; from now on these fail.
   void begin(std::vector<Failure> failures = {}) {
     list_.clear();
     failures_ = std::move(failures);
@@ -48,7 +48,7 @@ class WatchedCalls {
     return count;
   }
 
-  /// Notes a call; true: it is to fail, and errno says how.
+  /// Notes a call. Returns true if it is to fail, with errno set.
   bool see(WatchedCall::Kind kind, std::string path, bool left_open = false) {
     if (!watching_) return false;
     int system_error = 0;
@@ -102,7 +102,7 @@ int fsync(int descriptor) {
   return static_cast<int>(syscall(SYS_fsync, descriptor));
 }
 
-/// One that fails has taken a half of the bytes, as the kernel leaves it on a full disk.
+/// A call that fails has reserved half of the bytes, as the kernel does on a full disk.
 int fallocate(int descriptor, int mode, off_t offset, off_t length) {
   using artesian::test_support::WatchedCall;
   auto& calls = artesian::test_support::WatchedCalls::all();

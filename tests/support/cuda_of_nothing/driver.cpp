@@ -1,6 +1,6 @@
-// libcuda.so.1: the names that LibTorch's libcaffe2_nvrtc.so must find when it is loaded. What the
-// allocator calls it asks the runtime for (memory.cpp); the rest is never called where kernels do
-// nothing.
+// libcuda.so.1: the names that LibTorch's libcaffe2_nvrtc.so must find when it is loaded. The
+// allocator gets the functions that it calls from the runtime (memory.cpp). The others are never
+// called where kernels do nothing.
 #define ARTESIAN_DRIVER_NAME(name)                               \
   extern "C" __attribute__((visibility("default"))) int name() { \
     return 0;                                                    \

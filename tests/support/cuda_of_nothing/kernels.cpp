@@ -1,5 +1,4 @@
-// Kernels: those that libraries register when they are loaded, and their launches, which do
-// nothing.
+// Registers kernels when libraries are loaded. Launches do nothing.
 #include <cstdio>
 #include <mutex>
 #include <string>
@@ -11,7 +10,7 @@
 namespace artesian::nothing {
 namespace {
 
-/// Names of kernels by the address of their host's function.
+/// Names of kernels by the address of their host function.
 class Names {
  public:
   void add(const void* function, const char* name) {

@@ -1,4 +1,4 @@
-// libnvidia-ml.so.1: counts the machine's GPUs, whatever of them is visible to CUDA.
+// libnvidia-ml.so.1: counts the machine's GPUs, including those that CUDA does not see.
 #include <cstdlib>
 
 #define ARTESIAN_NVML_NAME extern "C" __attribute__((visibility("default")))

@@ -1,5 +1,4 @@
-// Memory of the devices, which is the host's and takes pages when it is touched; and copies, which
-// end at once.
+// Device memory is host memory, which takes pages when it is touched. Copies end at once.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -47,7 +46,7 @@ class Ranges {
 };
 
 Ranges& ranges() {
-  static auto* const made = new Ranges;  // outlives what frees at the end
+  static auto* const made = new Ranges;  // never destroyed: frees come until exit
   return *made;
 }
 
@@ -78,7 +77,7 @@ cudaError_t copy(void* target, const void* source, std::size_t bytes, const char
 
 }  // namespace
 
-// Answers for the driver: addresses, memory, and the one put behind the other.
+// Functions of the driver: reserved addresses, memory, and its mapping to the addresses.
 
 namespace driver {
 

@@ -1,13 +1,14 @@
 // A CUDA runtime below the real LibTorch, for a machine without a GPU: memory is the host's, a copy
-// copies, a kernel does nothing, and everything has ended at once. So what the host does about a
-// GPU is done and seen; values that kernels would compute are zeros, or whatever was there.
+// copies, a kernel does nothing, and everything completes at once. So the host makes all the calls
+// that it would make for a GPU, and tests see them. Results of kernels are zeros, or whatever the
+// memory held.
 //
 // It is loaded before libcudart.so by LD_PRELOAD, and LD_LIBRARY_PATH leads to its libcuda.so.1 and
 // libnvidia-ml.so.1 (tests/python/cuda_of_nothing.py). Like the driver, it reads
-// CUDA_VISIBLE_DEVICES when it is first asked for devices, and never again. Functions that it lacks
-// are the real runtime's, which fails without a driver.
+// CUDA_VISIBLE_DEVICES only once, when it is first asked for devices. Functions that it lacks are
+// the real runtime's, which fail without a driver.
 //
-//   ARTESIAN_CUDA_OF_NOTHING=N        so many GPUs are in the machine; absent: 1
+//   ARTESIAN_CUDA_OF_NOTHING=N        number of GPUs in the machine; absent: 1
 //   ARTESIAN_CUDA_OF_NOTHING_LOG=F    appends a line for each call that a GPU would see:
 //                                     kind, thread, device, stream, bytes, what
 //
@@ -34,11 +35,11 @@ int visible_devices();
 /// The calling thread's current device.
 int& current_device();
 
-/// Appends a line to the log, where there is one.
+/// Appends a line to the log, if there is one.
 void note(const char* kind, std::string_view what, const void* stream = nullptr,
           std::size_t bytes = 0);
 
-/// Returns a function of the driver, as the allocator's expandable segments ask for it by name.
+/// Returns a function of the driver by name, for the allocator's expandable segments.
 void* driver_function(std::string_view name);
 
 }  // namespace artesian::nothing

@@ -1,6 +1,6 @@
-// Products: what LibTorch calls of cuBLAS and cuBLASLt, whose results are what was in memory. The
-// functions are declared here, since a toolkit need not have cuBLAS: of their arguments just what
-// is read. 0 is their status for success.
+// The functions of cuBLAS and cuBLASLt that LibTorch calls. They compute nothing. They are declared
+// here, with only the arguments that are read, since a toolkit need not have cuBLAS. 0 is their
+// status for success.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace artesian::nothing {
 namespace {
 
-/// By handle, as cublasSetStream has set them.
+/// The stream of each handle, set by cublasSetStream.
 class Streams {
  public:
   void set(const void* handle, const void* stream) {
@@ -42,7 +42,7 @@ int multiplied(const char* name, const void* handle, int m, int n, int k) {
   return 0;
 }
 
-/// Makes a descriptor, a layout or a preference, into which nobody looks.
+/// Makes a descriptor, a layout or a preference. Its content is never read.
 int made(void** object) {
   *object = new char;
   return 0;
@@ -129,7 +129,7 @@ ARTESIAN_CUDA_NAME int cublasLtMatmulPreferenceDestroy(void* object) {
 ARTESIAN_CUDA_NAME int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, std::size_t) {
   return 0;
 }
-/// One algorithm, of zeros.
+/// Returns one algorithm, all zeros.
 ARTESIAN_CUDA_NAME int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*,
                                                       void*, int wanted, void* results,
                                                       int* found) {

@@ -18,8 +18,8 @@ namespace {
 
 constexpr unsigned warp = 32;
 
-// A fiber runs one thread of the block after the other. In a shuffle it stops, and another fiber
-// goes on with the threads that have not begun.
+// A fiber runs the block's threads one after the other. At a shuffle it stops, and another fiber
+// continues with the threads that have not begun.
 struct Fiber {
   ucontext_t context{};
   std::vector<std::byte> stack = std::vector<std::byte>(128 << 10);
@@ -54,7 +54,7 @@ class Block {
 };
 
 Block* block = nullptr;
-std::vector<std::unique_ptr<Fiber>> fibers;  // all, and reused
+std::vector<std::unique_ptr<Fiber>> fibers;  // all that were made; they are reused
 std::size_t fibers_used = 0;
 
 void Block::go(Fiber* fiber) {
@@ -84,7 +84,7 @@ void Block::run() {
   for (const Fiber* fiber : waiting_) ARTESIAN_CHECK(fiber == nullptr);
 }
 
-/// One shuffle of a warp: all of its threads must have come to it.
+/// One shuffle of a warp, once all of its threads have reached it.
 void Block::exchange(unsigned first, unsigned end) {
   taken_ = given_;
   for (unsigned thread = first; thread < end; ++thread) {

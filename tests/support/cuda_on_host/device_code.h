@@ -1,5 +1,5 @@
-// Included first where a .cu file is compiled for the host: what nvcc gives to device code. Each
-// thread of a launch is a call of the kernel.
+// Included first when a .cu file is compiled for the host: the names that nvcc gives to device
+// code. Each thread of a launch is a call of the kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +22,8 @@ namespace artesian::test_support {
 
 /// Runs `thread` for every thread of a grid.
 void run_grid(dim3 grid, dim3 block, const std::function<void()>& thread);
-/// The value of lane `source` of this thread's part of the warp, `width` lanes, in the same call.
+/// Returns the value that lane `source` passes to the same shuffle. Lanes count within this
+/// thread's part of the warp, which has `width` lanes.
 std::uint64_t shuffle(std::uint64_t value, unsigned source, unsigned width);
 cudaError_t enqueue_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
 

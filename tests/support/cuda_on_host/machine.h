@@ -3,8 +3,8 @@
 // links `cuda_on_host` sees the GPUs of CudaOnHost, below.
 //
 // It proves of our code: the arithmetic, indexing, tails and alignment of the kernels; the order of
-// what is enqueued, with streams and events; the handling of errors; that all is given back. It is
-// as unhelpful as CUDA's documentation allows:
+// enqueued work, with streams and events; the handling of errors; that all resources are released.
+// It is as unhelpful as CUDA's documentation allows:
 //
 //   a missing wait, an event      work runs when somebody waits for it, or in any order that
 //   streams reused too early              and events allow; copies take their bytes when they run
@@ -17,9 +17,9 @@
 //                                 cudaDeviceSynchronize would wait, they abort the program
 //   an error that stays           after a failure of work every call fails
 //
-// It cannot prove what the hardware does, nvcc's code, the rounding of the GPU's own conversions,
-// LibTorch's CUDA part, or anything about time. Threads of a block run one after the other but at
-// __shfl_sync, so no race between them shows. What our code does not use is not there. One thread.
+// It says nothing about the hardware, nvcc's code, the rounding of the GPU's own conversions,
+// LibTorch's CUDA part, or time. Threads of a block run one after the other except at __shfl_sync,
+// so races between them do not show. Functions that our code does not use are missing. One thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -52,10 +52,10 @@ struct CudaOnHost {
 
   /// Runs what is enqueued in a stream, and what that waits for.
   static void drain(cudaStream_t stream);
-  /// Lets the host touch device memory, or no longer; as brackets.
+  /// Lets the host touch device memory, or stops that. Calls nest.
   static void open_memory();
   static void close_memory();
-  /// Streams, events, allocations and registrations that are not given back, in words.
+  /// Streams, events, allocations and registrations that were not released, in words.
   static std::string left();
   /// A new machine. Nothing of the old one may be in use.
   static void reset();

@@ -16,7 +16,7 @@
 #include "tests/support/cuda_on_host/device_code.h"
 #include "tests/support/cuda_on_host/machine.h"
 
-/// The point that an event has captured: a place in a stream.
+/// A place in a stream, which an event has recorded.
 struct Mark {
   cudaStream_t stream;
   bool passed = false;
@@ -58,7 +58,7 @@ struct Runtime {
   std::map<cudaEvent_t, std::unique_ptr<CUevent_st>> events;
   Ranges allocations;
   Ranges registrations;
-  std::map<int, cudaError_t> failures;  // for ever, by device
+  std::map<int, cudaError_t> failures;  // permanent, by device
   int device = 0;                       // the current one
   cudaError_t last_error = cudaSuccess;
   int opened = 0;
@@ -142,7 +142,8 @@ void run_some() {
   }
 }
 
-/// A call: fails as told or as the device has, else does `body` and lets the device go on.
+/// A call: fails if it is told to or if the device has failed. Otherwise it does `body` and lets
+/// the device run some operations.
 template <typename Body>
 cudaError_t call(const char* name, Body body) {
   Runtime& state = runtime();
@@ -202,7 +203,7 @@ bool on_device(const void* at, std::uint64_t bytes) {
          first + bytes <= found->first + found->second.bytes;
 }
 
-/// Or not at all.
+/// True also if no part of it is registered.
 bool registered_as_one(const void* host, std::uint64_t bytes) {
   Ranges& all = runtime().registrations;
   const auto found = find(all, host, bytes);
@@ -356,7 +357,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   });
 }
 
-/// The last byte is just below a page that nobody may touch.
+/// The last byte lies just below an inaccessible page.
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -380,7 +381,7 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   });
 }
 
-/// Its addresses are never used again: what is enqueued and still touches them is found.
+/// Its addresses are never used again, so enqueued work that still touches them fails.
 cudaError_t cudaFree(void* memory) {
   return call("cudaFree", [&](Runtime& state) {
     if (memory == nullptr) return cudaSuccess;
@@ -461,7 +462,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   });
 }
 
-/// Meanwhile the device goes on by a few operations, or by none.
+/// The device runs a few operations meanwhile, or none.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return call("cudaEventQuery", [&](Runtime& state) {
     if (state.events.count(event) == 0) return cudaErrorInvalidResourceHandle;

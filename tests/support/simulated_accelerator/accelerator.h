@@ -1,11 +1,11 @@
 // The simulated accelerator: what its parts share. It is PyTorch's device type PrivateUse1, named
-// "sim": memory that the host cannot touch, and streams whose kernels, PyTorch's own for the CPU,
-// run late (late_queues.h). So the order between copies and computing, which a GPU would punish by
-// chance, is tested without one. Not shown: a GPU's bits, its speed, races within a kernel.
+// "sim". The host cannot touch its memory, and its streams run PyTorch's CPU kernels late
+// (late_queues.h). So a missing order between copies and computing, which a GPU shows by chance,
+// always shows here. Not tested: a GPU's bits, its speed, races within a kernel.
 //
 //   ARTESIAN_SIMULATED_ORDER    late, early, or random:SEED
-//   ARTESIAN_SIMULATED_DEVICES  how many there are; 1
-//   ARTESIAN_SIMULATED_MEMORY   bytes of all together; 1 GiB
+//   ARTESIAN_SIMULATED_DEVICES  number of devices; default 1
+//   ARTESIAN_SIMULATED_MEMORY   bytes of all devices together; default 1 GiB
 #pragma once
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -28,7 +28,7 @@ namespace artesian::test_support {
 constexpr auto simulated = c10::DeviceType::PrivateUse1;
 constexpr std::size_t devices_most = 16;
 
-/// All of it, of the process; never destroyed.
+/// The process's one accelerator; never destroyed.
 struct Accelerator {
   Accelerator();
   void set_order(const std::string& words);
@@ -47,10 +47,10 @@ struct Accelerator {
 };
 Accelerator& accelerator();
 
-/// Of this thread.
+/// The current device of the calling thread.
 c10::DeviceIndex& current_device();
 c10::StreamId& current_stream(c10::DeviceIndex device);
-/// The default stream has the number 0 on each device, another one that of its queue.
+/// Returns a stream's queue. Each device's default stream is number 0; others have their queue's.
 std::size_t queue_of(c10::StreamId stream, c10::DeviceIndex device);
 inline std::size_t current_queue() {
   return queue_of(current_stream(current_device()), current_device());
@@ -64,11 +64,11 @@ at::HostAllocator& pinned_memory();
 
 const at::Generator& default_generator(c10::DeviceIndex device);
 at::Generator new_generator(c10::DeviceIndex device);
-/// The seed of what the generator's next operator draws: a place of its own, so that late kernels
-/// draw what early ones do.
+/// Returns the seed for the generator's next operator. Each operator has a seed of its own, so that
+/// late kernels draw the same numbers as early ones.
 std::uint64_t next_seed(const at::Generator& generator);
 
-/// Gives PyTorch all of the above.
+/// Registers all of the above with PyTorch.
 void register_accelerator();
 
 }  // namespace artesian::test_support

@@ -1,7 +1,7 @@
-// DeviceMemory: memory of a simulated accelerator. One file in memory is mapped twice. The address
-// that everybody is given can be neither read nor written, ever: a host that touches device memory
-// ends by SIGSEGV, on any thread. Kernels use the other mapping, at a fixed distance. Fresh memory
-// is filled with 0xff, a NaN in every floating-point type.
+// DeviceMemory: memory of a simulated accelerator. A file in memory is mapped twice. The addresses
+// that callers get can never be read or written: a host that touches device memory ends by SIGSEGV,
+// on any thread. Kernels use the other mapping, at a fixed distance. Fresh memory is filled with
+// 0xff, a NaN in every floating-point type.
 #pragma once
 
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ class DeviceMemory {
     const auto* byte = static_cast<const std::byte*>(at);
     return byte >= begin_ && byte < begin_ + bytes_;
   }
-  /// Where kernels reach it. Other memory stays as it is.
+  /// Returns the address that kernels use. Addresses of other memory are returned unchanged.
   template <typename T>
   T* for_kernels(T* at) const noexcept {
     if (!holds(at)) return at;
@@ -49,7 +49,7 @@ class DeviceMemory {
     return reinterpret_cast<T*>(kernels_ + (byte - begin_));
   }
   void poison(std::byte* at, std::size_t bytes) const { std::memset(for_kernels(at), 0xff, bytes); }
-  /// Null where there is no such piece. Large ones, of an arena, are not touched.
+  /// Returns null if no piece is large enough. Large pieces, of an arena, are not filled.
   std::byte* take(std::size_t bytes) {
     constexpr std::size_t large = std::size_t{64} << 20;
     const std::lock_guard lock(mutex_);

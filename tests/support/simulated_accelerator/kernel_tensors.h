@@ -1,5 +1,5 @@
-// Tensors of the simulated accelerator as kernels see them: PyTorch's for the CPU, over the mapping
-// that kernels may touch. They hold no reference: what is enqueued has raw pointers, as on a GPU.
+// Tensors of the simulated accelerator as kernels see them: CPU tensors over the mapping that
+// kernels may touch. They hold no reference: enqueued work has raw pointers, as on a GPU.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
@@ -17,14 +17,14 @@ inline bool is_simulated(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == simulated;
 }
 
-/// A number of Python's stays one, which counts for the dtype of a result.
+/// Keeps the mark of a Python number, which affects the dtype of results.
 inline void keep_wrapped(const at::Tensor& from, const at::Tensor& to) {
   if (from.unsafeGetTensorImpl()->is_wrapped_number()) {
     to.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
 }
 
-/// Throws where the storage refuses to be read.
+/// Throws if the storage refuses to be read.
 inline at::Tensor for_kernels(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   void* at = nullptr;
@@ -44,7 +44,7 @@ inline at::Tensor for_kernels(const at::Tensor& tensor) {
   return result;
 }
 
-/// The bytes that its elements are within.
+/// Returns the range of bytes that holds its elements.
 inline Range range_of(const at::Tensor& tensor, bool written) {
   const auto* data = static_cast<const std::byte*>(tensor.storage().data());
   if (tensor.numel() == 0) return {data, data, written};
@@ -57,7 +57,7 @@ inline Range range_of(const at::Tensor& tensor, bool written) {
   return {begin, begin + (last + 1) * size, written};
 }
 
-/// Kernels run as if nothing were around them.
+/// Lets kernels run without autograd, autocast or other modes of the caller.
 struct Bare {
   at::DisableRecordFunctionGuard quiet;
   c10::impl::ForceDispatchKeyGuard keys{

@@ -1,13 +1,14 @@
-// LateQueues: the queues of a simulated accelerator. What is enqueued runs when somebody waits for
-// it (Late), at once (Early), or by chance (Random), on the thread that waits. Knows no torch.
+// LateQueues: the queues of a simulated accelerator. Enqueued work runs when a call waits for it
+// (Late), at once (Early), or at random (Random), on the thread that waits. Knows nothing of torch.
 //
-// Each operation names the memory that it reads and writes. Two that touch the same bytes, one of
-// them writing, in two queues and without an order between them are a race, which is counted and
-// described in every order, whatever the bits came out as. Orders are known by vector clocks: what
-// each queue, and the host, has waited for.
+// Each operation names the memory that it reads and writes. Two operations of different queues are
+// a race if they touch the same bytes, one of them writing, without an order between them. Races
+// are counted and described whatever order ran and whatever the bits are. Vector clocks give the
+// order: what each queue, and the host, has waited for.
 //
-// Thread: any. Operations run with the lock held, so they must not enter Python; what they hold is
-// destroyed once the lock is released, since the last reference to a tensor may enter Python.
+// Thread: any. Operations run with the lock held, so they must not enter Python. Objects that they
+// hold are destroyed after the lock is released, since the last reference to a tensor may enter
+// Python.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ class LateQueues {
  public:
   using Work = std::function<void()>;
   using Clock = std::vector<std::uint64_t>;  // by queue: the last operation that has passed
-  /// A place in a queue: what was enqueued before it. The default one has always passed.
+  /// A place in a queue, behind all that was enqueued before. A default mark has always passed.
   struct Mark {
     std::size_t queue = 0;
     std::uint64_t sequence = 0;
@@ -88,7 +89,7 @@ class LateQueues {
     at(mark.clock, queue) = own.enqueued;
     return mark;
   }
-  /// Makes what is enqueued in `queue` from here on come after the mark.
+  /// Makes work that is enqueued in `queue` later run after the mark.
   void wait(std::size_t queue, const Mark& mark) {
     const Held held(*this);
     if (mark.sequence == 0 || mark.queue == queue) return;
@@ -124,7 +125,7 @@ class LateQueues {
     return std::all_of(queues_.begin(), queues_.end(),
                        [](const Queue& queue) { return queue.pending.empty(); });
   }
-  /// True if something that has not run uses the memory.
+  /// True if pending work uses the memory.
   bool is_used(const Range& range) {
     const Held held(*this);
     for (const Queue& queue : queues_) {
@@ -136,7 +137,7 @@ class LateQueues {
     }
     return false;
   }
-  /// The host itself uses memory, through a queue that it has waited for.
+  /// Notes that the host itself uses memory, through a queue that it has waited for.
   void touch(std::size_t queue, const std::string& what, const std::vector<Range>& ranges) {
     const Held held(*this);
     Queue& own = queues_[queue];
@@ -179,7 +180,7 @@ class LateQueues {
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
     Clock clock{};
-    std::vector<Access> accesses{};  // that another queue may not be after
+    std::vector<Access> accesses{};  // that another queue may not be ordered after
   };
   /// The lock. The last to release it destroys what has run.
   class Held {
@@ -280,7 +281,7 @@ class LateQueues {
   bool running_ = false;
   Counts counts_;
   std::vector<std::string> races_;
-  std::vector<Work> ran_;  // destroyed once nobody holds the lock
+  std::vector<Work> ran_;  // destroyed when the lock is free
 };
 
 }  // namespace artesian::test_support

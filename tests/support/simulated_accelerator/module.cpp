@@ -1,4 +1,4 @@
-// The Python module _simulated: gives PyTorch the accelerator, and tests what it has seen.
+// The Python module _simulated: registers the accelerator, and gives tests its counts and races.
 #include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// What artesian._C.add_device_backend() takes.
+/// For artesian._C.add_device_backend().
 Result<std::unique_ptr<tiering::Device>> make_backend(c10::Device device, c10::Stream stream) {
   const std::size_t compute = queue_of(stream.id(), stream.device_index());
   return std::unique_ptr<tiering::Device>(
@@ -29,7 +29,7 @@ py::dict counts() {
   return values;
 }
 
-/// As the engine's device tier: memory that is not PyTorch's, and holds NaNs.
+/// Memory as in the engine's device tier: not PyTorch's, and filled with NaNs.
 at::Tensor foreign_memory(const std::vector<std::int64_t>& shape) {
   std::int64_t bytes = sizeof(float);
   for (const std::int64_t size : shape) bytes *= size;

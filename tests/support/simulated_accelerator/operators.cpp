@@ -1,6 +1,6 @@
-// PyTorch's operators on the simulated accelerator: one fallback for all. It asks the operator's
-// meta kernel, at once, what the operator returns, and enqueues its CPU kernel over the memory that
-// kernels see. Only what returns numbers, or shapes that depend on data, waits.
+// PyTorch's operators on the simulated accelerator: one fallback for all. It gets the results'
+// shapes from the operator's meta kernel at once, and enqueues its CPU kernel over the memory that
+// kernels see. Only operators that return numbers, or shapes that depend on data, wait.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Exceptions.h>
@@ -25,7 +25,7 @@ at::Tensor as_meta(const at::Tensor& tensor) {
   return made;
 }
 
-/// The CPU's default generator, for operators that are given none.
+/// Borrows the CPU's default generator, for operators that are given none.
 class BorrowedGenerator {
  public:
   explicit BorrowedGenerator(std::uint64_t seed) { own_.set_current_seed(seed); }
@@ -45,16 +45,16 @@ void run_kernel(const c10::OperatorHandle& op, Stack& stack, std::optional<std::
   op.callBoxed(stack);
 }
 
-/// The CPU's kernel keeps mean and deviation in the dtype of the input; the meta kernel knows it by
-/// the device alone.
+/// The CPU's kernel keeps mean and deviation in the dtype of the input. The meta kernel decides by
+/// the device, so its answer is corrected here.
 void keep_dtype_of_statistics(const c10::OperatorHandle& op, const Stack& arguments, Stack& made) {
   if (op.schema().name() != "aten::native_layer_norm") return;
   const auto dtype = arguments[0].toTensor().scalar_type();
   for (std::size_t i : {std::size_t{1}, std::size_t{2}}) made[i] = made[i].toTensor().to(dtype);
 }
 
-/// What the operator returns; nothing where that is not known before it runs. No lock is held, as
-/// some meta kernels are Python's.
+/// Returns the operator's results without values, or nothing if their shapes are not known before
+/// it runs. No lock is held, as some meta kernels are written in Python.
 std::optional<Stack> infer(const c10::OperatorHandle& op, const Stack& arguments) {
   if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
     return {};
@@ -113,7 +113,7 @@ class Call {
   }
 
  private:
-  /// What is returned: an argument again, or new.
+  /// Finds the results that are arguments themselves.
   void find_returned_arguments() {
     for (const auto& result : schema_.returns()) {
       returned_.emplace_back();
@@ -188,7 +188,7 @@ class Call {
     return value;
   }
 
-  /// The host waits, and copies what comes out to the device.
+  /// The host waits, computes, and copies the results to the device.
   void run_now(Stack* stack) {
     LateQueues& queues = accelerator().queues;
     queues.finish(queues.record(queue_));
@@ -275,8 +275,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_queue>());
 }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  // These have a composite, which would be taken before the fallback and has other bits than the
-  // CPU's own kernel.
+  // These have a composite kernel, which would precede the fallback, and whose bits differ from
+  // those of the CPU's own kernel.
   for (const char* name : {"native_layer_norm", "silu_backward", "mish_backward",
                            "native_group_norm", "native_batch_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_queue>());

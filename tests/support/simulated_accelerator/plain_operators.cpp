@@ -84,7 +84,7 @@ void copy_bare(const at::Tensor& to, const at::Tensor& from) {
 void copy_from_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   LateQueues& queues = accelerator().queues;
   const bool late = non_blocking && source.numel() > 0 && is_pinned(source.const_data_ptr());
-  // What is copied late is what is there then.
+  // A late copy copies the bytes of that time.
   const at::Tensor from = late ? source.detach() : source.detach().clone();
   queues.enqueue(current_queue(), "a copy from the host", {range_of(target, true)},
                  [to = for_kernels(target), from] { copy_bare(to, from); });
@@ -98,7 +98,7 @@ void copy_to_host(const at::Tensor& source, const at::Tensor& target, bool non_b
   const bool pinned = is_pinned(to.const_data_ptr());
   if (non_blocking && pinned && to.is_non_overlapping_and_dense()) {
     if (!queues.is_used(range_at(to.const_data_ptr(), to.nbytes(), true))) {
-      std::memset(to.mutable_data_ptr(), 0xff, to.nbytes());  // what is read too soon
+      std::memset(to.mutable_data_ptr(), 0xff, to.nbytes());  // shows if it is read too soon
     }
     std::vector<Range> ranges{read[0], range_at(to.const_data_ptr(), to.nbytes(), true)};
     queues.enqueue(current_queue(), "a copy to the host", std::move(ranges),

@@ -1,5 +1,4 @@
-// Operators of the simulated accelerator that are not kernels: those that make memory, views and
-// copies.
+// Operators of the simulated accelerator that are no kernels: they make memory, views and copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,7 +9,7 @@
 namespace artesian::test_support {
 namespace {
 
-/// Queues of devices that are gone, for the next ones: PyTorch's streams are never taken away.
+/// Queues of destroyed devices, which later ones reuse: PyTorch's streams cannot be removed.
 std::vector<std::size_t>& spare_queues() {
   static auto* const queues = new std::vector<std::size_t>();
   return *queues;
@@ -45,7 +45,7 @@ SimulatedDevice::SimulatedDevice(c10::DeviceIndex index, std::size_t compute) : 
 }
 
 SimulatedDevice::~SimulatedDevice() {
-  ARTESIAN_CHECK(!has_arena_, name());  // else it was not given back
+  ARTESIAN_CHECK(!has_arena_, name());  // else the arena was not released
   for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
     queues().finish(queues().record(number(queue)));
     spare_queues().push_back(number(queue));
@@ -90,7 +90,7 @@ Result<void> SimulatedDevice::copy_to_host(std::byte* target, const std::byte* s
   check_copy(target, source, bytes);
   bytes_to_host_ += bytes;
   const Range written = range_at(target, bytes, true);
-  if (!queues().is_used(written)) std::memset(target, 0xff, bytes);  // what is read too soon
+  if (!queues().is_used(written)) std::memset(target, 0xff, bytes);  // shows if it is read too soon
   return enqueue(Queue::ToHost, "a copy of the tier's to the host",
                  {written, range_at(source, bytes, false)},
                  [=] { std::memcpy(seen(target), seen(source), bytes); });
@@ -163,7 +163,7 @@ Result<void> SimulatedDevice::update_steps(Queue queue, std::span<const kernels:
 }
 
 Result<tiering::DeviceFence> SimulatedDevice::record(Queue queue) {
-  if (drops("record", __builtin_return_address(0))) {  // a fence of before
+  if (drops("record", __builtin_return_address(0))) {  // returns the fence before
     const std::lock_guard lock(mutex_);
     const Marks& marks = marks_[static_cast<std::size_t>(queue)];
     return DeviceFence{queue, marks.empty() ? 0 : marks.rbegin()->first};
@@ -183,7 +183,7 @@ LateQueues::Mark SimulatedDevice::mark_of(DeviceFence fence) {
   const Marks& marks = marks_[static_cast<std::size_t>(fence.queue)];
   const auto found = marks.find(fence.sequence);
   if (found != marks.end()) return found->second;
-  return {.queue = number(fence.queue), .sequence = fence.sequence};  // of long ago
+  return {.queue = number(fence.queue), .sequence = fence.sequence};  // passed long ago
 }
 
 Result<void> SimulatedDevice::wait(Queue queue, DeviceFence fence) {

@@ -1,7 +1,7 @@
 // SimulatedDevice: the device tier on the simulated accelerator. Its arena is memory of the same
-// device, its queues are queues beside PyTorch's streams: Compute is the stream that is current
-// when it is made. So copies and PyTorch's kernels run late in one order, which fences make, and
-// which is checked.
+// device, and its queues stand beside PyTorch's streams; Compute is the stream that is current when
+// it is made. So copies and PyTorch's kernels run late, in one order that fences make and races
+// show.
 #pragma once
 
 #include <map>

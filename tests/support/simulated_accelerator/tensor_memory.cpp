@@ -1,5 +1,5 @@
-// PyTorch's memory on the simulated accelerator: cached by stream, given back in the stream's
-// order, as a GPU's caching allocator does it; and page-locked host memory.
+// PyTorch's memory on the simulated accelerator, cached by stream and freed in the stream's order,
+// as by a GPU's caching allocator; and page-locked host memory.
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <set>
@@ -21,7 +21,7 @@ struct Block {
   std::set<std::size_t> used_on{};  // other queues: recordStream
 };
 
-/// Its lock is not held while anything is enqueued, since what runs then may free tensors.
+/// Its lock is not held while work is enqueued, since work that runs then may free tensors.
 class TensorMemory final : public c10::DeviceAllocator {
  public:
   static TensorMemory& the() {
