@@ -1,10 +1,9 @@
-// Proves on every engine and file system that a transfer may begin anywhere, end anywhere and lie
-// anywhere in memory (reliability.md test 6): all 64 combinations of memory, length and offset mod
-// {0, 1, 512, 4096} write and read the right bytes and no others, on the disk, in memory and on an
-// ext4 image behind a loop device; and that exactly those parts of them go past the page cache
-// whose alignment is what the kernel states, which the statistics count. Large transfers of random
-// ends do too, cut short, interrupted and cancelled as well, and with neighbours in flight that
-// share their pages.
+// Proves on every engine and file system that a transfer may begin, end and lie in memory anywhere
+// (reliability.md test 6). All 64 combinations of memory, length and offset mod {0, 1, 512, 4096}
+// write and read the right bytes and no others, on the disk, in memory and on an ext4 image behind
+// a loop device. Exactly the parts whose alignment the kernel asks for bypass the page cache, as
+// the statistics count. So do large transfers with random ends, also cut short, interrupted and
+// cancelled, and with neighbours in flight that share their pages.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,7 +19,7 @@ namespace {
 constexpr std::uint64_t file_size = 256 << 10;
 constexpr std::uint64_t block_size = 4096;
 
-/// The kernel says of the first call of a block that it moved little: one unit that can be kept.
+/// The kernel reports that the first call of a block moved little: one aligned unit.
 class ShortParts final : public FaultSeam {
  public:
   std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
@@ -29,7 +28,7 @@ class ShortParts final : public FaultSeam {
   }
 };
 
-/// One piece of memory of which transfers take parts, at any address; what lies around them is
+/// One piece of memory, of which transfers take parts at any address. The memory around them is
 /// checked to stay as it was.
 class Slab final : public BufferOwner {
  public:
@@ -49,7 +48,7 @@ class Slab final : public BufferOwner {
   void give_back(std::byte*, std::uint64_t) noexcept override {}
 
  private:
-  // By memcmp, as tests under sanitizers pay for each byte that they look at themselves.
+  // By memcmp, since sanitizers make a loop over bytes slow.
   bool all_guard(std::uint64_t from, std::uint64_t to) const {
     return from == to || (base_[from] == std::byte{guard} &&
                           std::memcmp(base_ + from, base_ + from + 1, to - from - 1) == 0);
@@ -60,7 +59,7 @@ class Slab final : public BufferOwner {
   std::byte* const base_;
 };
 
-/// How many blocks a transfer is, past the page cache and through it.
+/// The blocks of a transfer: those that bypass the page cache and those through it.
 struct Blocks {
   std::uint64_t direct = 0;
   std::uint64_t misaligned = 0;
@@ -68,8 +67,8 @@ struct Blocks {
 
 struct Case {
   std::uint64_t memory, length, offset;
-  /// Page by page: the part of a page goes past the page cache if it begins and ends at alignment
-  /// boundaries, where memory does too. Neighbours of a kind are cut into blocks together.
+  /// Page by page: a part of a page bypasses the page cache if it begins and ends at alignment
+  /// boundaries, and its memory does. Neighbours of one kind are cut into blocks together.
   Blocks blocks(std::uint64_t alignment, std::uint64_t block) const {
     constexpr std::uint64_t page = 4096;
     Blocks found;
@@ -96,7 +95,7 @@ struct Case {
 
 class Alignment : public EngineFixture {
  protected:
-  /// A new file of `size` bytes of byte_at, and the model of what it holds.
+  /// A new file of `size` bytes of byte_at, and a model of its content.
   struct Disk {
     std::unique_ptr<File> file;
     std::vector<std::byte> model;
@@ -109,7 +108,7 @@ class Alignment : public EngineFixture {
     return disk;
   }
 
-  /// All 64 on one file; returns how many blocks went past the page cache.
+  /// All 64 combinations on one file. Returns how many blocks bypassed the page cache.
   std::uint64_t check_all(const std::string& folder) {
     auto engine = make({.block_size = block_size, .queue_depth = 4});
     Disk disk = make_disk(folder, file_size);
@@ -131,7 +130,7 @@ class Alignment : public EngineFixture {
     return expected.direct;
   }
 
-  /// Large ones whose ends are of pages, of sectors or anywhere; memory goes along with the offset,
+  /// Large transfers that end at pages, at sectors or anywhere. Memory is aligned as the offset is,
   /// or lies anywhere.
   std::uint64_t check_large(const std::string& folder, FaultSeam* faults = nullptr) {
     constexpr std::uint64_t block = 64 << 10;
@@ -159,8 +158,8 @@ class Alignment : public EngineFixture {
     return expected.direct;
   }
 
-  /// The file is cut at random places; all pieces are written at once, then all pieces of another
-  /// cut are read at once.
+  /// Cuts the file at random places and writes all pieces at once. Then cuts it anew and reads all
+  /// pieces at once.
   void check_neighbours(const std::string& folder) {
     auto engine = make({.block_size = 16384, .queue_depth = 8, .threads = 2});
     Disk disk = make_disk(folder, large_size);
@@ -175,7 +174,7 @@ class Alignment : public EngineFixture {
     EXPECT_TRUE(disk.file->sync());
   }
 
-  /// The whole file, by a descriptor of the test's own.
+  /// Reads the whole file by a descriptor of its own.
   static std::vector<std::byte> bytes_of(const File& file, std::uint64_t size) {
     std::ifstream stream(file.path(), std::ios::binary);
     std::vector<std::byte> bytes(size + 1);
@@ -237,8 +236,8 @@ class Alignment : public EngineFixture {
     EXPECT_TRUE(slab_.untouched_around(each.memory, each.length)) << "a read beyond its target";
   }
 
-  /// Writes the model, or compares with it. No page is touched by a piece that is aligned but for
-  /// pages, which aio/engine.h forbids beside others.
+  /// Writes the model, or compares the file with it. No piece ends at a sector within a page, since
+  /// aio/engine.h forbids direct transfers that share a page.
   void move_pieces(Engine& engine, const Disk& disk, Operation operation, std::uint64_t seed) {
     std::deque<Completion> pieces;
     std::vector<Completion*> list;
@@ -360,7 +359,7 @@ TEST_P(Alignment, PartsThatAreNotInTheKernelAreDroppedWhenCancelled) {
   EXPECT_EQ(engine->statistics().blocks, 1u);
 }
 
-// What its path names by then is another file, or none.
+// By then the path names another file, or none.
 TEST_P(Alignment, AMisalignedTransferFindsAFileWithoutAName) {
   auto engine = make({});
   const auto file = filled("file", 8192, Direct::IfAligned);

@@ -1,6 +1,6 @@
-// Proves on every engine that bytes arrive whole wherever requests are cut, that the options act,
-// and that every failure ends as an error naming file, offset, length and errno, with real faults
-// of the kernel where they can be had and fakes where not (reliability.md tests 1, 2, 3, 8).
+// Proves on every engine that transfers are complete wherever requests are cut, that the options
+// have their effect, and that every failure becomes an error with file, offset, length and errno.
+// Faults are the kernel's own where possible, else fakes (reliability.md tests 1, 2, 3, 8).
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -139,8 +139,8 @@ TEST_P(EngineContract, OverlapEventsIsSeenInTheOrder) {
       list.push_back(&read);
     }
     engine->submit(list);
-    // With overlap all others pass the stalled one; without, its neighbour in the first fill at
-    // most.
+    // With overlap all other blocks pass the stalled one. Without, at most its neighbour in the
+    // first fill does.
     for (std::size_t index = 0; overlap_events && index < reads.size(); ++index) {
       await(*engine, reads[index]);
       EXPECT_FALSE(first.ready());
@@ -258,7 +258,7 @@ TEST_P(EngineContract, ShortTransfersAtEverySectorEdgeAreContinued) {
         EXPECT_TRUE(filled_right(completion.take_buffer(), 0, length)) << cut.length;
         EXPECT_EQ(engine->statistics().continued, continued + 1) << cut.length;
       }
-      // So that the next read cannot pass by what this round wrote.
+      // Without zeros in between, a read that moves nothing would find the right bytes.
       const std::vector<std::byte> zeros(length);
       ASSERT_TRUE(file->write_at(zeros.data(), length, 0));
     }
@@ -266,7 +266,7 @@ TEST_P(EngineContract, ShortTransfersAtEverySectorEdgeAreContinued) {
   }
 }
 
-// A direct transfer that ends inside a sector goes on from that sector's begin.
+// A direct transfer that ends inside a sector continues from the beginning of that sector.
 TEST_P(EngineContract, AnswersInsideASectorMoveTheSectorAgain) {
   constexpr std::uint64_t length = 65536;
   ShortAnswer cut;

@@ -1,6 +1,6 @@
 // Proves on every engine the order of classes, cancelling, waits with deadlines, callbacks and
-// draining: no buffer free before its completion (reliability.md test 11). What must wait waits for
-// a stalled file or a delayed answer, never for time.
+// draining: no buffer is free before its completion (reliability.md test 11). Tests hold requests
+// back by a stalled file or a delayed answer, never by time.
 #include <sched.h>
 
 #include <atomic>
@@ -53,7 +53,7 @@ TEST_P(EngineControl, UrgentClassesOvertakeQueuedOnes) {
                                                          &others[2], &others[0], &others[1]}));
 }
 
-// Of all classes the kernel has to be given something to be busy with: files that stall.
+// The kernel needs requests of each class that keep it busy: files that stall.
 TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
   constexpr std::uint32_t depth = 8;
   const auto file = filled("file", 4096);
@@ -80,12 +80,12 @@ TEST_P(EngineControl, WriteBackLeavesRoomForReadsAndTakesAllWhenThereAreNone) {
     if (beside_a_read) {
       Completion urgent;
       urgent.prepare({.file = file.get(), .length = 4096}, read_lease(4096));
-      run(*engine, urgent);  // which has a slot, though nothing else has ended
+      run(*engine, urgent);  // it has a slot, though nothing else has ended
       expect_moved(urgent);
       EXPECT_LE(engine->statistics().blocks_in_kernel_max, most + 1);
       stalled_read.release();
       await(*engine, first[0]);
-      // Now that nothing else is there, the rest of the slots is theirs.
+      // Without other requests, write-back has the remaining slots, too.
       while (engine->statistics().blocks_in_kernel_max < depth) sched_yield();
     }
     stalled.release(2 * depth);
@@ -129,7 +129,7 @@ TEST_P(EngineThreads, AllTakeTheBlocksOfOneWriteBackOnceItIsAlone) {
   expect_moved(write);
 }
 
-// As OpenMP binds the main thread of a program that it is loaded into.
+// As a program's main thread that OpenMP has bound.
 TEST_P(EngineThreads, RunOnEveryProcessorThoughTheirStarterIsBoundToOne) {
   cpu_set_t all;
   ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
@@ -160,7 +160,7 @@ TEST_P(EngineThreads, RunOnEveryProcessorThoughTheirStarterIsBoundToOne) {
       }
       return others >= 2 ? 0 : 4;
     };
-    // A thread frees itself when it first runs, which on a busy machine may be later than now.
+    // A thread unbinds itself when it first runs, which may be later on a busy machine.
     const Deadline deadline = Deadline::after_seconds(patience_s);
     int seen = look();
     while (seen != 0 && monotonic_ns() < deadline.at_ns) {
@@ -172,7 +172,7 @@ TEST_P(EngineThreads, RunOnEveryProcessorThoughTheirStarterIsBoundToOne) {
   EXPECT_EQ(status, 0);
 }
 
-// The lane that is woken first has one slot free, and what it takes stalls.
+// The lane that is woken first has one free slot, and its next request stalls.
 TEST_P(EngineControl, ALaneThatIsAlmostFullHoldsNothingBack) {
   constexpr std::uint32_t depth = 4;
   auto engine = make({.queue_depth = depth, .threads = 2});
@@ -199,7 +199,7 @@ TEST_P(EngineControl, ALaneThatIsAlmostFullHoldsNothingBack) {
     EXPECT_TRUE(waited) << index << ": " << waited.error().to_string();
   }
   stalled.release(depth);
-  quick.release(depth);  // were one of the others still waiting
+  quick.release(depth);  // if one of the others were still waiting
   ASSERT_TRUE(engine->drain(Deadline::after_seconds(patience_s)));
 }
 
@@ -210,7 +210,7 @@ TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {
   Completion in_kernel;
   in_kernel.prepare({.file = &stalled, .length = 8}, read_lease(8));
   submit(*engine, in_kernel);
-  // There is no completion to wait on yet.
+  // There is no completion yet to wait on.
   while (engine->statistics().blocks_in_kernel_max == 0) sched_yield();
   std::deque<Completion> queued(3);
   for (Completion& read : queued) {
@@ -235,7 +235,7 @@ TEST_P(EngineControl, QueuedWorkEndsAtOnceWhenCancelled) {
   expect_moved(queued[2]);
 }
 
-// Who waits already, with nothing in the kernel that would end and wake it.
+// A thread that waits already, with nothing in the kernel whose end would wake it.
 TEST_P(EngineControl, CancellingWakesWhoWaits) {
   auto engine = make({.queue_depth = 1});
   const auto file = filled("file", 4096);
@@ -278,8 +278,8 @@ TEST_P(EngineControl, CancelDropsTheBlocksThatAreNotInTheKernel) {
   EXPECT_TRUE(read.take_buffer());
 }
 
-// What ends without the kernel calls its callback though every transfer there stalls: a cancelled
-// request, an empty one, and one of a file that cannot be used any more.
+// Requests that end without the kernel call their callbacks though every transfer in the kernel
+// stalls: a cancelled request, an empty one, and one of a file that failed before.
 TEST_P(EngineControl, CallbacksOfWhatNeedsNoDiskRunWhileTheDiskStalls) {
   constexpr std::uint32_t depth = 2;
   auto engine = make({.queue_depth = depth});

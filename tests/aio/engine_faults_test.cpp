@@ -1,8 +1,8 @@
-// Proves on every engine what becomes of a failing disk: a read that fails is tried once more and
-// then reported with its file and offset, 10,000 of 10,000 (reliability.md test 3); a failed write
-// is never tried again and poisons its file, the first cause sticks (test 4); a full disk is an
-// error with figures (test 5); and a process that is interrupted a thousand times a second, or
-// stopped and continued, loses nothing (test 2).
+// Proves on every engine how a failing disk is handled. A read that fails is tried once more and
+// then reported with file and offset, 10,000 of 10,000 (reliability.md test 3). A failed write is
+// never tried again and poisons its file with the first cause (test 4). A full disk is an error
+// with figures (test 5). A process that is interrupted a thousand times a second, or stopped and
+// continued, loses nothing (test 2).
 #include <fcntl.h>
 #include <sys/time.h>
 
@@ -84,7 +84,7 @@ TEST_P(EngineFaults, AReadThatFailsOnceGoesWellWithAWarning) {
   EXPECT_NE(warnings_[0].find("check the disk"), std::string::npos);
 }
 
-/// Every way to use a file, through an engine and by itself.
+/// Returns the errors of every way to use a file, through an engine and directly.
 std::vector<Error> errors_of_every_use(Engine& engine, File& file, CountedBuffers& buffers) {
   std::vector<Error> errors;
   for (const Operation operation : {Operation::Read, Operation::Write}) {
@@ -171,8 +171,8 @@ TEST_P(EngineFaults, TheFirstOfManyFailedWritesSticks) {
   }
 }
 
-// Test 5: what does not fit is refused before any byte, and a write that meets the end of the disk
-// keeps what it moved and says where that ends.
+// Test 5: a request that cannot fit is refused before any byte. A write that reaches the end of the
+// disk keeps the bytes that it moved and reports where they end.
 TEST_P(EngineFaults, AFullDiskIsNoSpaceWithFigures) {
   const auto disk = test_support::MountedImage::make(directory_.path(), 16 << 20);
   if (disk == nullptr) GTEST_SKIP() << "cannot mount an ext4 image here";
@@ -204,8 +204,8 @@ TEST_P(EngineFaults, AFullDiskIsNoSpaceWithFigures) {
   EXPECT_EQ(error.offset, engine->statistics().bytes_written);
 }
 
-/// Writes and reads `bytes` in all, a file of at most 256 MiB again and again, and compares.
-/// Returns how many bytes came back right. For children too: no assertions.
+/// Writes, reads and compares `bytes` in all, in a file of at most 256 MiB that is reused. Returns
+/// how many bytes were right. Works in child processes, too: it has no assertions.
 std::uint64_t move_and_compare(Engine& engine, File& file, std::uint64_t bytes) {
   constexpr std::uint64_t piece = 1 << 20;
   const std::uint64_t pieces = std::min<std::uint64_t>(bytes / 2, 256 << 20) / piece;
@@ -273,7 +273,7 @@ TEST_P(EngineFaults, ASignalAThousandTimesASecondLosesNothing) {
               static_cast<unsigned long long>(signals));
 }
 
-// Progress threads block signals, but not this: it interrupts whatever a thread sleeps in.
+// Progress threads block signals, but not this one, which interrupts any sleep of a thread.
 TEST_P(EngineFaults, StoppingAndContinuingLosesNothing) {
   const auto file = create("file", Direct::IfAligned);
   std::fflush(nullptr);
@@ -292,7 +292,7 @@ TEST_P(EngineFaults, StoppingAndContinuingLosesNothing) {
     kill(child, SIGSTOP);
     kill(child, SIGCONT);
     ++stops;
-    nanosleep(&pause, nullptr);  // so that the child gets on
+    nanosleep(&pause, nullptr);  // gives the child time to run
   }
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_GT(stops, 0);

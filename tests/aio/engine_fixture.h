@@ -1,5 +1,5 @@
-// What the contract tests share. A suite instantiated with EVERY_ENGINE runs on each engine; adding
-// one costs a line here.
+// Shared by the contract tests. A suite instantiated with EVERY_ENGINE runs on each engine; a new
+// engine needs one line here.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,18 +22,18 @@
 
 namespace artesian::aio {
 
-/// The simulated engine reorders and delays, on a thread as the others; its own faults are tested
-/// in simulated_engine_test.cpp.
+/// The simulated engine reorders and delays, on a thread as the others do.
+/// simulated_engine_test.cpp tests its own faults.
 enum class Tested : std::uint8_t { IoUring, Libaio, Threads, Simulated };
 
 class EngineFixture : public testing::TestWithParam<Tested> {
  protected:
-  static constexpr double patience_s = 60;  // a wait that is to succeed
+  static constexpr double patience_s = 60;  // for waits that must succeed
 
   bool is_ring() const { return GetParam() == Tested::IoUring; }
-  /// True if many blocks are handed to the kernel by one call.
+  /// True if one call hands many blocks to the kernel.
   bool has_lanes() const { return is_ring() || GetParam() == Tested::Libaio; }
-  /// Returns the kind of an engine that make_engine knows.
+  /// Returns the kind by which make_engine makes this engine.
   EngineKind kind() const {
     ARTESIAN_CHECK(GetParam() != Tested::Simulated);
     return is_ring() ? EngineKind::IoUring : has_lanes() ? EngineKind::Libaio : EngineKind::Threads;
@@ -43,7 +43,8 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     if (faults == nullptr) faults = stall();
     if (GetParam() == Tested::Simulated) return simulated(options, faults);
     auto engine = make_real(options, faults);
-    // All AIO requests of the machine are in use: for the moment that another process tests that.
+    // Tries again while all AIO requests of the machine are in use: another process may be testing
+    // that.
     for (int tries = 0; tries < 600 && !engine && engine.error().system_error == EAGAIN; ++tries) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       engine = make_real(options, faults);
@@ -66,7 +67,7 @@ class EngineFixture : public testing::TestWithParam<Tested> {
   std::unique_ptr<File> create(const std::string& name, Direct direct = Direct::Never) {
     return open(directory_.file(name), {.create = Create::Exclusive, .direct = direct});
   }
-  /// A file of `size` bytes of byte_at.
+  /// Makes a file of `size` bytes of byte_at.
   std::unique_ptr<File> filled(const std::string& name, std::uint64_t size,
                                Direct direct = Direct::Never) {
     auto file = create(name, direct);
@@ -76,7 +77,7 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     return file;
   }
 
-  /// For death tests: their children die without removing it. Open files stay usable.
+  /// For death tests, whose child processes do not remove it. Open files stay usable.
   void remove_directory() { std::filesystem::remove_all(directory_.path()); }
 
   static std::byte byte_at(std::uint64_t offset) {
@@ -96,7 +97,7 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     Completion* const list[] = {&completion};
     engine.submit(list);
   }
-  /// Submits and waits; the result stays in the completion.
+  /// Submits and waits. The result stays in the completion.
   void run(Engine& engine, Completion& completion) {
     submit(engine, completion);
     await(engine, completion);
@@ -127,8 +128,8 @@ class EngineFixture : public testing::TestWithParam<Tested> {
     return lease;
   }
 
-  /// Returns what makes a StalledFile stall in this engine. Never destroyed: an abandoned engine
-  /// may still use it.
+  /// Returns the fault that makes a StalledFile stall in this engine. Never destroyed: an abandoned
+  /// engine may still use it.
   FaultSeam* stall() const {
     static auto* const by_read = new StalledRead;
     static auto* const by_poll = new StalledPoll;

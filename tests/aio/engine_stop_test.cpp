@@ -1,6 +1,6 @@
-// Proves that an engine may end at any instant: 1,000 random ones, none of which hangs, with every
-// completion ready and nothing of the process held afterwards (reliability.md test 12); and that
-// one whose disk never answers says what hangs and gives it up, its memory with it.
+// Proves that an engine may end at any of 1,000 random instants: none hangs, every completion is
+// ready, and the process holds no resources afterwards (reliability.md test 12). An engine whose
+// disk never answers names the transfers that hang, and gives them up together with their memory.
 #include <sched.h>
 
 #include <latch>
@@ -29,7 +29,7 @@ struct Held {
             .locked_kib = test_support::status_kib("VmLck"),
             .pinned_kib = test_support::status_kib("VmPin")};
   }
-  /// How many threads allocate at once is chance: an arena or a stack may come in any round.
+  /// How many threads allocate at once is chance, so any round may add an arena or a stack.
   std::size_t maps_max() const { return maps + test_support::maps_of_threads; }
   bool no_more_than(const Held& other) const {
     return baseline <= other.baseline && maps <= other.maps_max() &&
@@ -37,8 +37,8 @@ struct Held {
   }
 };
 
-/// Threads and rings leave a moment after they ended; there is nothing to wait on. `before` may
-/// have counted some that were about to, so that it is a bound.
+/// The kernel lists threads and rings for a moment after they ended, and offers nothing to wait on.
+/// `before` may have counted some of these, so it is an upper bound.
 void expect_back_at(const Held& before) {
   const Deadline deadline = Deadline::after_seconds(60);
   Held now = Held::now();
@@ -57,7 +57,7 @@ class EngineStop : public EngineFixture {
   static constexpr std::uint64_t file_size = 1 << 20;
   static constexpr std::uint64_t length_max = 32 << 10;
 
-  /// Random work on an engine that ends at a random instant of it.
+  /// Submits random requests to an engine, and ends it at a random instant.
   void stop_somewhere(std::uint64_t seed, std::uint64_t round, pinned::Pool& pool, File& file) {
     std::uint64_t drawn = 0;
     const auto draw = [&](std::uint64_t below) {
@@ -83,7 +83,7 @@ class EngineStop : public EngineFixture {
                             .offset = draw((file_size - length_max) / 512) * 512,
                             .length = draw(length_max / 512 + 1) * 512};
       BufferLease lease = pool.lease(length_max).value();
-      // What is written is what is there already: any mix of reads and writes is right.
+      // Writes have the bytes that the file has already, so any mix of reads and writes is right.
       if (request.operation == Operation::Write) fill(lease.data(), request.offset, request.length);
       transfer.prepare(request, std::move(lease), calls ? count : nullptr, &called);
       list.push_back(&transfer);
@@ -119,7 +119,8 @@ class EngineStop : public EngineFixture {
 ARTESIAN_EVERY_ENGINE(EngineStop);
 
 TEST_P(EngineStop, AThousandRandomInstantsLeaveNothingBehind) {
-  // The kernel takes some 20 ms to give an AIO context back; one thread moves one block at a time.
+  // The kernel takes some 20 ms to release an AIO context, and the simulated engine moves one block
+  // at a time.
   const bool slow = GetParam() == Tested::Libaio || GetParam() == Tested::Simulated;
   const std::uint64_t rounds = slow && !test_support::soaking() ? 100 : 1000;
   const std::uint64_t seed = test_support::test_seed(12);
@@ -148,7 +149,7 @@ class EngineAbandons : public EngineFixture {
     });
   }
   void TearDown() override { set_log_sink({}); }
-  /// One line names the transfer that hangs.
+  /// Expects one line that names the transfer that hangs.
   static void expect_report() {
     ASSERT_EQ(lines_of_log.size(), 1u);
     for (const char* part : {"has not answered for ", " s; abandoned",
@@ -157,7 +158,7 @@ class EngineAbandons : public EngineFixture {
     }
     EXPECT_GE(seconds_waited(), 0.02);
   }
-  /// Returns what the line says.
+  /// Returns the seconds that the line names.
   static double seconds_waited() {
     constexpr std::string_view before = "has not answered for ";
     return std::strtod(lines_of_log[0].c_str() + lines_of_log[0].find(before) + before.size(),
@@ -204,7 +205,7 @@ TEST_P(EngineAbandons, AnEngineWhoseDiskNeverAnswersEndsWithAReport) {
   EXPECT_EQ(pool->statistics().bytes_in_use, 4096u);
   pool.reset();
   EXPECT_TRUE(test_support::mapped(memory)) << "nothing else may come to lie there";
-  stalled.release();  // after all: harmless, and the engine's threads end
+  stalled.release();  // harmless by now; the engine's threads end
   const Deadline deadline = Deadline::after_seconds(60);
   while (test_support::Baseline::now().threads > before.baseline.threads &&
          monotonic_ns() < deadline.at_ns) {
@@ -236,7 +237,7 @@ TEST_P(EngineAbandons, OneTransferIsGivenUpAndTheOthersGoOn) {
   EXPECT_TRUE(lines_of_log.empty()) << "nothing was in flight any more: " << lines_of_log[0];
 }
 
-// Whether the one that was abandoned is back, or still in the kernel.
+// Whether the abandoned transfer has returned, or is still in the kernel.
 TEST_P(EngineAbandons, WhatIsHealthyHasItsTimeThoughAnotherWasGivenUp) {
   for (const bool back : {true, false}) {
     auto owned = std::make_unique<StalledFile>();
@@ -257,17 +258,17 @@ TEST_P(EngineAbandons, WhatIsHealthyHasItsTimeThoughAnotherWasGivenUp) {
     submit(*engine, read);
     ASSERT_TRUE(test_support::others_fall_asleep());
     std::thread end([&] { engine.reset(); });
-    usleep(300'000);  // more than what was given up is waited for
+    usleep(300'000);  // longer than the engine waits for abandoned transfers
     slow.release();
     end.join();
     expect_moved(read);
     EXPECT_TRUE(lines_of_log.empty()) << lines_of_log[0];
     if (!back) stalled.release();
-    ASSERT_TRUE(test_support::others_fall_asleep());  // in memory that the test frees
+    ASSERT_TRUE(test_support::others_fall_asleep());  // the test frees their memory
   }
 }
 
-// The engine's patience ends while a callback runs: it is held until the line of log says so.
+// The engine's patience ends while a callback runs. The callback is held until the log names it.
 TEST_P(EngineAbandons, WhatCallbacksSubmitToAnEngineThatEndsIsCancelled) {
   static std::latch* ending = nullptr;
   std::latch ended(1);
@@ -302,7 +303,7 @@ TEST_P(EngineAbandons, WhatCallbacksSubmitToAnEngineThatEndsIsCancelled) {
   EXPECT_TRUE(read.take_buffer());
 }
 
-// That runs on the thread that ends the engine.
+// The callback runs on the thread that ends the engine.
 TEST_P(EngineAbandons, TheCallbackOfWhatIsGivenUpMaySubmitToo) {
   struct Again {
     Engine* engine = nullptr;
@@ -331,10 +332,10 @@ TEST_P(EngineAbandons, TheCallbackOfWhatIsGivenUpMaySubmitToo) {
   EXPECT_EQ(again.errors, (std::vector<ErrorCode>{ErrorCode::Timeout, ErrorCode::Cancelled,
                                                   ErrorCode::Cancelled}));
   stalled.release();
-  ASSERT_TRUE(test_support::others_fall_asleep());  // in memory that the test frees
+  ASSERT_TRUE(test_support::others_fall_asleep());  // the test frees their memory
 }
 
-/// A point at which the first to come is held until it is let go.
+/// A point at which the first thread is held until release.
 class Gate {
  public:
   void pass() {
@@ -342,7 +343,7 @@ class Gate {
     arrived_.count_down();
     released_.wait();
   }
-  /// Waits until one is held.
+  /// Waits until a thread is held.
   void await() { arrived_.wait(); }
   void release() { released_.count_down(); }
 
@@ -352,7 +353,7 @@ class Gate {
   std::latch released_{1};
 };
 
-/// The first call moves one sector; its answer is late.
+/// The first call moves one sector, and its answer arrives late.
 class LateShortAnswer final : public FaultSeam {
  public:
   std::uint64_t length_to_ask(const Block& block) noexcept override {
@@ -365,7 +366,7 @@ class LateShortAnswer final : public FaultSeam {
   Gate gate;
 };
 
-/// The first block is taken, and late to be handed to the kernel.
+/// The first block is taken, and handed to the kernel late.
 class LateTransfer final : public FaultSeam {
  public:
   std::uint64_t length_to_ask(const Block& block) noexcept override {
@@ -388,7 +389,7 @@ TEST_P(EngineAbandons, ATransferThatComesBackLateIsNotContinued) {
   engine->abandon(read);
   EXPECT_EQ(error_of(read).code, ErrorCode::Timeout);
   late.gate.release();
-  Completion next;  // takes the place of the one that is late
+  Completion next;  // takes the place of the late one
   next.prepare({.file = file.get(), .length = 512}, read_lease(512));
   run(*engine, next);
   EXPECT_EQ(memory[511], byte_at(511));
@@ -414,7 +415,7 @@ TEST_P(EngineAbandons, WhatTheKernelDoesNotHaveYetItNeverGets) {
   const auto next = create("next");
   EXPECT_EQ(next->descriptor(), number);
   late.gate.release();
-  Completion read;  // takes the place of the one that is late
+  Completion read;  // takes the place of the late one
   read.prepare({.file = other.get(), .length = 512}, read_lease(512));
   run(*engine, read);
   expect_moved(read);

@@ -1,4 +1,5 @@
-// Fakes for the engines' tests, each named after its fault, and memory that is counted.
+// Faults for the engines' tests, each class named after its fault, and memory that counts its
+// leases.
 #pragma once
 
 #include <poll.h>
@@ -20,12 +21,12 @@
 
 namespace artesian::aio {
 
-/// Aligned heap memory whose leases are counted: all must be back at the end.
+/// Aligned heap memory that counts its leases: all must be returned at the end.
 class CountedBuffers final : public BufferOwner {
  public:
   ~CountedBuffers() {
     ARTESIAN_CHECK(lent_ == abandoned_.size(), lent_.load());
-    for (std::byte* data : abandoned_) std::free(data);  // their transfers are back by then
+    for (std::byte* data : abandoned_) std::free(data);  // their transfers have ended by then
   }
   BufferLease lease(std::uint64_t size) {
     auto* data = static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size + 1, 4096)));
@@ -52,13 +53,13 @@ class CountedBuffers final : public BufferOwner {
   std::vector<std::byte*> abandoned_;
 };
 
-/// A file whose reads of 8 bytes stall in the kernel until release(): an eventfd. Where pread
-/// cannot read it (the thread pool), StalledRead has to stand in.
+/// A file whose reads of 8 bytes stall in the kernel until release(): an eventfd. pread cannot read
+/// it, so the thread pool needs StalledRead.
 class StalledFile final : public File {
  public:
   StalledFile() : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {}
   ~StalledFile() override { close(descriptor_); }
-  /// Lets `count` reads end.
+  /// Lets `count` reads complete.
   void release(std::uint64_t count = 1) {
     ARTESIAN_CHECK(::write(descriptor_, &count, sizeof count) == sizeof count);
   }
@@ -100,8 +101,8 @@ class StalledRead final : public FaultSeam {
   }
 };
 
-/// Reads of a StalledFile by waiting until it can be read: where a read that stalls would stall the
-/// whole lane.
+/// Reads a StalledFile by waiting until it is readable, for engines in which a stalled read would
+/// stall the whole lane.
 class StalledPoll final : public FaultSeam {
  public:
   int stalls_on(const Block& block) noexcept override {
@@ -113,7 +114,7 @@ class StalledPoll final : public FaultSeam {
     if (descriptor < 0) return result;
     pollfd ready{.fd = descriptor, .events = POLLIN, .revents = 0};
     std::uint64_t value = 0;
-    if (poll(&ready, 1, 0) != 1) return -EAGAIN;  // another one took it
+    if (poll(&ready, 1, 0) != 1) return -EAGAIN;  // another thread took it
     return ::read(descriptor, &value, sizeof value);
   }
 };
@@ -127,7 +128,7 @@ class ShortTransfer final : public FaultSeam {
   std::uint64_t length = 1;
 };
 
-/// The kernel says of the first call of a block that it moved at most `length` bytes.
+/// The kernel reports that the first call of a block moved at most `length` bytes.
 class ShortAnswer final : public FaultSeam {
  public:
   std::int64_t answer(const Block& block, std::int64_t result) noexcept override {
@@ -176,7 +177,8 @@ class FailingOnce final : public FaultSeam {
   std::atomic<std::uint64_t> failures = 0;
 };
 
-/// Write-backs are held in their threads until release(); all else is as `inner` has it, if any.
+/// Write-backs are held in their threads until release(). All else is left to `inner`, if there is
+/// one.
 class HeldWriteBacks final : public FaultSeam {
  public:
   explicit HeldWriteBacks(FaultSeam* inner) : inner_(inner) {}
@@ -213,7 +215,7 @@ class DelayedAnswer final : public FaultSeam {
     }
     return result;
   }
-  /// Waits until the first answer is there.
+  /// Waits for the first answer.
   void await() { arrived_.wait(); }
   void release() { released_.count_down(); }
 

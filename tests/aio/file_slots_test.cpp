@@ -1,7 +1,7 @@
-// Proves that files are registered with a ring while blocks of them stream, and not a moment
-// longer: their locks are free, and their numbers another file's, as soon as their completions are
-// ready, also after transfers were abandoned; and that without room in the table, or with a kernel
-// that refuses it, the same bytes come. The refusals are real, by seccomp filters.
+// Proves that files are registered with a ring exactly while blocks of them are in flight: once
+// their completions are ready, their locks are free and their descriptors may be reused, also after
+// transfers were abandoned. Without room in the table, or if the kernel refuses it, the same bytes
+// arrive. The refusals are real, by seccomp filters.
 #include "aio/file_slots.h"
 
 #include <filesystem>
@@ -26,7 +26,8 @@ constexpr std::uint32_t changing_it = 4;     // 6
 
 class FileSlotsTest : public EngineFixture {
  protected:
-  /// Without gtest, for children: whether all blocks of a file that is `filled` come back.
+  /// Returns whether all blocks of a file that is `filled` are read right. Without gtest, for child
+  /// processes.
   bool reads_right(Engine& engine, File& file) {
     Completion read;
     read.prepare({.file = &file, .length = blocks * block}, read_lease(blocks * block));
@@ -34,7 +35,7 @@ class FileSlotsTest : public EngineFixture {
     return engine.wait(read, Deadline::after_seconds(patience_s)) && read.result() &&
            filled_right(read.take_buffer(), 0, blocks * block);
   }
-  /// Eight bytes each of a file that does not answer.
+  /// Submits reads of eight bytes of a file that does not answer.
   void submit_all(Engine& engine, StalledFile& stalled, std::deque<Completion>& reads) {
     std::vector<Completion*> all;
     for (Completion& read : reads) {
@@ -77,7 +78,7 @@ TEST_P(FileSlotsTest, AfterwardsItsLockIsFreeAndItsNumberAnothers) {
   int number = -1;
   for (int round = 0; round < 20; ++round) {
     const std::string name = "file" + std::to_string(round);
-    // Other bytes each time, so that those of the file before would be seen.
+    // Other bytes each time, so that stale ones would be noticed.
     auto file = create(name);
     const BufferLease bytes = write_lease(static_cast<std::uint64_t>(round), blocks * block);
     ASSERT_TRUE(file->write_at(bytes.data(), blocks * block, 0));
@@ -139,7 +140,7 @@ TEST_P(FileSlotsTest, WhereTheKernelRefusesTheSameBytesCome) {
   }
 }
 
-/// Places in the tables of this process's rings, by what these say of themselves; -1: they do not.
+/// Entries in the tables of this process's rings, as /proc shows them; -1 if it does not.
 int places() {
   int count = -1;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
@@ -151,7 +152,7 @@ int places() {
   return count;
 }
 
-// The table is given up then: the file must not stay open in there.
+// Then the table is given up: the file must not stay open in it.
 TEST_P(FileSlotsTest, WhereAFileCannotBeTakenOutThereIsNoTableAnyMore) {
   const auto file = filled("file", blocks * block);
   const int status = run_in_child([&] {
@@ -161,7 +162,7 @@ TEST_P(FileSlotsTest, WhereAFileCannotBeTakenOutThereIsNoTableAnyMore) {
     std::deque<Completion> reads(FileSlots::pending_min);
     submit_all(**engine, stalled, reads);
     if (!prepared(**engine, *file)) return 1;
-    if (places() < 1) return 77;  // a kernel that does not say
+    if (places() < 1) return 77;  // the kernel does not show it
     if (!refuse_call(__NR_io_uring_register, EPERM, kind_of_call, changing_it, true)) return 77;
     stalled.release(reads.size());
     if (!(*engine)->drain(Deadline::after_seconds(patience_s))) return 2;

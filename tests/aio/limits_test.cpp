@@ -1,8 +1,8 @@
-// Proves that small limits of the process change how transfers are done, never what arrives: as
-// another user with 0, 64 KiB or 8 MiB of lockable memory the same bytes come back with one warning
-// (reliability.md test 30), also where it has room for one path's ring of two, and with 64 file
-// descriptors the engine works or says what it needs (test 34). The limits are the kernel's, each
-// in a child.
+// Proves that small limits of the process change how transfers are made, never their bytes. As
+// another user with 0, 64 KiB or 8 MiB of lockable memory the same bytes are read with one warning
+// (reliability.md test 30), also if the limit has room for one of two paths' rings. With 64 file
+// descriptors the engine works, or its error names how many it needs (test 34). The limits are the
+// kernel's, each in a child process.
 #include <grp.h>
 #include <sys/resource.h>
 
@@ -19,8 +19,8 @@ using test_support::run_in_child;
 
 class Limits : public EngineFixture {
  protected:
-  /// Writes and reads back `size` bytes through a pool, as programs do. For children: returns 0,
-  /// or which expectation failed.
+  /// Writes and reads `size` bytes through a pool, as programs do. For child processes: returns 0,
+  /// or the number of the failed expectation.
   int move_through_pool(Engine& engine, File& file, std::uint64_t size, bool expect_locked) {
     auto pool = pinned::Pool::create({.bytes = size, .name = "test pool"});
     if (!pool) return 20;
@@ -70,7 +70,7 @@ TEST_P(Limits, LittleLockableMemoryGivesTheSameBytesWithOneWarning) {
       if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 77;
       count_warnings();
       auto engine = make_engine(kind(), {.queue_depth = 4, .threads = 2});
-      // Some kernels count the ring itself.
+      // Some kernels count the ring itself as locked memory.
       if (!engine && is_ring() && limit == 0) return 77;
       if (!engine) return 1;
       int failed = move_through_pool(**engine, *file, large, false);
@@ -118,7 +118,7 @@ TEST_P(Limits, OfTwoPathsRingsThoseRegisterForWhichThereIsRoom) {
   constexpr std::uint64_t size = 5 << 20;
   const auto file = create("file", Direct::IfAligned);
   const int status = run_in_child([&] {
-    // A user of its own: the kernel adds up what all processes of a user have registered.
+    // A separate user: the kernel adds up the registered memory of all processes of a user.
     const auto user = static_cast<uid_t>(100'000 + getpid());
     const rlimit locked{.rlim_cur = 8 << 20, .rlim_max = 8 << 20};
     if (setrlimit(RLIMIT_MEMLOCK, &locked) != 0 || setgroups(0, nullptr) != 0) return 77;
@@ -167,7 +167,7 @@ TEST_P(Limits, With64DescriptorsTheEngineWorksOrSaysWhatItNeeds) {
     run(**usual, read);
     if (!read.result() || !filled_right(read.take_buffer(), 0, 4096)) return 2;
     usual->reset();
-    // UBSan looks at memory through a pipe, and takes what it has no descriptors for as damaged.
+    // UBSan checks memory through a pipe, and reports damage if it has no descriptors.
     if (has_lanes() && test_support::sanitized) return 0;
     auto large = make_engine(kind(), {.threads = 64});
     if (!has_lanes()) return large ? 0 : 3;

@@ -1,7 +1,7 @@
-// Proves that options out of range are refused with what is allowed; that io_uring refused by the
-// kernel falls back to libaio, and that to the thread pool, with one line of log (reliability.md
-// test 10); and that nothing is allocated
-// between submit and completion, and no more handed over than the depth allows (test 8).
+// Proves that options out of range are refused with the allowed range. If the kernel refuses
+// io_uring, libaio is used, then the thread pool, with one line of log (reliability.md test 10).
+// Nothing is allocated between submit and completion, and no more blocks are in the kernel than the
+// depth allows (test 8).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ namespace {
 std::atomic<std::uint64_t> allocations = 0;
 }
 
-// g++ 12 takes an inlined free for a mismatch with the operator new that it belongs to.
+// g++ 12 takes an inlined free for a mismatch with its operator new.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void* operator new(std::size_t size) {
   ++allocations;
@@ -72,7 +72,7 @@ TEST(MakeEngine, MakesWhatWasAskedFor) {
   }
 }
 
-/// Reads a file with the engine. For children: returns whether the bytes came.
+/// Reads a file with the engine. For child processes: returns whether the bytes are right.
 bool reads(Engine& engine, File& file) {
   CountedBuffers buffers;
   Completion read;
@@ -97,8 +97,9 @@ class Fallback : public testing::Test {
   std::unique_ptr<File> file_;
 };
 
-/// Shows what becomes of make_best_engine where the kernel refuses calls. For children: returns 0,
-/// or which expectation failed. `parts`: in its one line of log, in this order.
+/// Checks what make_best_engine returns if the kernel refuses calls. For child processes: returns
+/// 0, or the number of the failed expectation. `parts`: texts in its one line of log, in this
+/// order.
 int falls_to(EngineKind kind, File& file, std::initializer_list<const char*> parts) {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel level, std::string_view line) {
@@ -138,7 +139,7 @@ TEST_F(Fallback, RefusedIoUringFallsToLibaioWithOneLine) {
   }
 }
 
-// As a filter may that knows only the calls by which work is handed over.
+// As by a filter that refuses only the calls that submit work.
 TEST_F(Fallback, RefusedSubmissionToIoUringFallsToLibaioWithOneLine) {
   for (const Polling polling : pollings) {
     for (const int system_error : {EPERM, EACCES, ENOSYS}) {
@@ -184,7 +185,7 @@ TEST_F(Fallback, RefusedLibaioTooFallsToThreadsWithOneLine) {
   }
 }
 
-// A limit of threads is none of AIO requests, though both are EAGAIN.
+// A limit on threads is not one on AIO requests, though both are EAGAIN.
 TEST_F(Fallback, AThreadThatCannotStartIsNamedAsSuch) {
   const auto refused = [](bool best) {
     return test_support::run_in_child([&] {
@@ -197,7 +198,7 @@ TEST_F(Fallback, AThreadThatCannotStartIsNamedAsSuch) {
       if (engine || engine.error().code != ErrorCode::Exhausted) return 1;
       if (engine.error().message.find("ulimit -u") == std::string::npos) return 2;
       if (engine.error().message.find("aio-max-nr") != std::string::npos) return 3;
-      return lines == 0 ? 0 : 4;  // nothing is used in its place
+      return lines == 0 ? 0 : 4;  // without a fallback
     });
   };
   for (const bool best : {false, true}) {
@@ -239,7 +240,7 @@ TEST_F(Fallback, NothingIsAllocatedAfterTheStart) {
                        buffers.lease(4096));
       list.push_back(&transfer);
     }
-    static_cast<void>(reads(**engine, *file_));  // libaio has a note on files like this one
+    static_cast<void>(reads(**engine, *file_));  // libaio logs a note on files like this one
     const std::uint64_t before = allocations;
     (*engine)->submit(list);
     for (Completion* transfer : list) {
@@ -271,7 +272,7 @@ TEST(FixedBuffers, CutsRangesAndFindsWhatLiesWithinOnePiece) {
 
 TEST(FixedBuffers, KeepsSmallPagesApartFromWholeHugePages) {
   constexpr std::uint64_t huge = huge_page_size;
-  constexpr std::uintptr_t at = 1000 * huge;  // nobody looks behind the addresses
+  constexpr std::uintptr_t at = 1000 * huge;  // the addresses are never dereferenced
   const auto pieces = [](std::uintptr_t begin, std::uint64_t size, std::uint64_t piece_size) {
     const std::span<std::byte> ranges[] = {{reinterpret_cast<std::byte*>(begin), size}};
     const FixedBuffers buffers(ranges, piece_size);

@@ -1,5 +1,5 @@
-// Engines of several paths as one: each path has its own, what is asked of all is asked of all, and
-// a failure to make one leaves none.
+// Engines of several paths as one: each path has its own, requests for all are passed to all, and
+// if one cannot be made none is left.
 #include "aio/path_engines.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ TEST_F(Held, APathThatStallsLeavesTheOtherItsSlots) {
   EXPECT_EQ(both->for_path(0).statistics().bytes_written, 4u * 4096);
 }
 
-/// An engine with rings, of all of which `room` may register memory.
+/// An engine with rings; `room` is how many of all rings may register memory.
 class LimitedRings final : public Engine {
  public:
   struct Shared {
@@ -114,7 +114,7 @@ TEST(PathEngines, ShareTheRoomForRegisteredMemoryInTurn) {
   std::array<std::byte, 4096> memory{};
   const std::span<std::byte> ranges[] = {memory};
   EXPECT_EQ(all->rings(), 5u);
-  for (const std::uint32_t room : {5u, 3u, 0u}) {  // what was registered before is forgotten
+  for (const std::uint32_t room : {5u, 3u, 0u}) {  // earlier registrations are forgotten
     shared.room = room;
     EXPECT_EQ(all->register_memory(ranges), room != 0);
     auto registered = shared.registered;
@@ -134,7 +134,7 @@ TEST(PathEngines, ShareTheRoomForRegisteredMemoryInTurn) {
             "-l): transfers go unregistered");
 }
 
-/// An engine whose counters say what number they are, from `first` on.
+/// An engine whose counters count up from `first`.
 class CountingEngine final : public Engine {
  public:
   static constexpr std::size_t counters = sizeof(EngineStatistics) / sizeof(std::uint64_t);

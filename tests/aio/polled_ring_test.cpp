@@ -1,6 +1,6 @@
-// Proves that SQPOLL and IOPOLL take effect where they are granted, that where they are refused
-// (by the kernel, by a disk, by an engine that has none) one line of log says so and the same bytes
-// move, and that direct and other transfers share an engine with IOPOLL.
+// Proves that SQPOLL and IOPOLL take effect where they are granted. Where the kernel, a disk or an
+// engine refuses them, one line of log names that and the same bytes move. Direct and other
+// transfers may share an engine with IOPOLL.
 #include "aio/polled_ring.h"
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace artesian::aio {
 
-/// Puts itself between rings and the kernel.
+/// Replaces the calls between rings and the kernel.
 struct RingPeer {
   static void set_setup(Ring::Setup setup) { Ring::setup = setup; }
 };
@@ -32,14 +32,14 @@ int setup_that_refuses(unsigned entries, io_uring* ring, io_uring_params* params
   return io_uring_queue_init_params(entries, ring, params);
 }
 
-/// A kernel before 5.11, whose SQPOLL takes registered files alone.
+/// A kernel before 5.11, whose SQPOLL accepts registered files alone.
 int setup_of_old(unsigned entries, io_uring* ring, io_uring_params* params) {
   const int answer = io_uring_queue_init_params(entries, ring, params);
   params->features &= ~unsigned{IORING_FEAT_SQPOLL_NONFIXED};
   return answer;
 }
 
-/// A ring that is told to poll a disk which always interrupts.
+/// A ring with polling on a disk that always interrupts.
 int setup_that_interrupts(unsigned entries, io_uring* ring, io_uring_params* params) {
   const unsigned polling = params->flags & IORING_SETUP_IOPOLL;
   params->flags &= ~polling;
@@ -48,7 +48,7 @@ int setup_that_interrupts(unsigned entries, io_uring* ring, io_uring_params* par
   return answer;
 }
 
-/// A file that calls itself direct and is not: as to the kernel, nothing of it can be polled.
+/// A file that claims to be direct but is not: the kernel cannot poll it.
 class UnpollableFile final : public test_support::ForwardingFile {
  public:
   using ForwardingFile::ForwardingFile;
@@ -58,8 +58,8 @@ class UnpollableFile final : public test_support::ForwardingFile {
 
 class PolledRingTest : public EngineFixture {
  protected:
-  /// Writes pieces, reads them back, and again from a byte further on, all in flight at once. For
-  /// children too: returns whether all was right.
+  /// Writes pieces, reads them back, and reads again from one byte further, all in flight at once.
+  /// For child processes, too: returns whether all bytes were right.
   bool moves(Engine& engine, File& file) {
     auto pool = pinned::Pool::create({.bytes = pieces * 2 * piece, .name = "test pool"});
     if (!pool) return false;
@@ -110,7 +110,7 @@ class PolledRingTest : public EngineFixture {
 };
 INSTANTIATE_TEST_SUITE_P(Only, PolledRingTest, testing::Values(Tested::IoUring), engine_name);
 
-/// Threads of the kernel that look for this process's work, by what the rings say of themselves.
+/// The kernel's submission threads of this process, as /proc shows them for its rings.
 int submission_threads() {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
@@ -218,8 +218,8 @@ TEST_P(PolledRingTest, ADiskThatCannotBePolledInterruptsAndOneLineNamesIt) {
   }
 }
 
-// As long as no disk here can be polled, this is what proves that the two rings of an engine work
-// side by side.
+// If no disk here can be polled, only this test proves that the two rings of an engine work side by
+// side.
 TEST_P(PolledRingTest, DirectTransfersGoToTheirOwnRing) {
   UnpollableFile direct(create("direct"));
   const auto buffered = create("buffered");

@@ -1,8 +1,7 @@
-// Proves what the io_uring engine does when its rings are in trouble: ten times as many completions
-// as the queue holds are all reaped, and lost ones are fatal and named (reliability.md test 9); a
-// kernel that refuses submissions gets the transfers back as errors, and the thread sleeps. The
-// refusals are real, by seccomp filters. And that a callback that submits wakes nobody: its own
-// thread is awake.
+// Proves how the io_uring engine handles rings in trouble. Ten times as many completions as the
+// queue holds are all reaped, and lost ones are fatal and named (reliability.md test 9). If the
+// kernel refuses submissions, the transfers end with errors, and the thread sleeps. The refusals
+// are real, by seccomp filters. A callback that submits wakes no thread: its own is awake.
 #include "aio/ring.h"
 
 #include "aio/engine_base.h"
@@ -14,7 +13,7 @@
 
 namespace artesian::aio {
 
-/// Reaches what the kernel shares with a ring.
+/// Accesses the memory that the kernel shares with a ring.
 struct RingPeer {
   static unsigned completions_max(const Ring& ring) { return ring.ring_.cq.ring_entries; }
   static void lose_completions(Ring& ring, unsigned count) { *ring.ring_.cq.koverflow = count; }
@@ -25,7 +24,7 @@ namespace {
 using test_support::others_fall_asleep;
 using test_support::run_in_child;
 
-/// Sets up a ring, or skips the test where the kernel refuses one.
+/// Sets up a ring, or skips the test if the kernel refuses it.
 #define ARTESIAN_OPEN_RING(ring, depth) \
   Ring ring;                            \
   if ((ring).open(depth) != 0) GTEST_SKIP() << "no io_uring here"
@@ -68,7 +67,7 @@ TEST_P(RingTest, TenTimesTheQueueUnreapedAreAllReaped) {
   ring.close();
 }
 
-/// A ring that counts how often others are woken through it.
+/// A ring that counts wake-ups.
 struct CountingRing : Ring {
   static inline std::atomic<int> wakes = 0;
   void wake() const noexcept {
@@ -91,7 +90,7 @@ TEST_P(RingTest, CallbacksThatSubmitWriteNoEventfd) {
       chain->engine->submit(list);
     }
   };
-  // One transfer at a time: a lane of two slots always has one free, and could take more.
+  // One transfer at a time: a lane of two slots always has a free one, and could take more.
   auto made = std::make_unique<LaneEngine<CountingRing>>(
       EngineKind::IoUring, EngineOptions{.block_size = 4096, .queue_depth = 2}, nullptr);
   if (!made->start()) GTEST_SKIP() << "no io_uring here";
@@ -124,10 +123,11 @@ TEST_P(RingTest, LostCompletionsAreFatalAndNamed) {
       "io_uring lost 3 completions.*completion queue overflow");
 }
 
-constexpr std::size_t to_submit = 1;  // this argument of io_uring_enter says how many
+constexpr std::size_t to_submit =
+    1;  // the argument of io_uring_enter that is the number of submissions
 constexpr std::uint32_t any = ~std::uint32_t{0};
 
-/// One read by an engine whose rings may not submit; its error. For children.
+/// One read by an engine whose rings may not submit; returns its error. For child processes.
 Error error_of_refused_read(Engine& engine, File& file) {
   CountedBuffers buffers;
   Completion read;
@@ -145,7 +145,7 @@ TEST_P(RingTest, RefusedSubmissionsComeBackAsErrorsAndTheThreadSleeps) {
     const int status = run_in_child([&] {
       auto engine = make_io_uring({.block_size = 4096, .queue_depth = 2});
       if (!engine) return 77;
-      if (!others_fall_asleep()) return 4;  // as it hands over its wake-up, too
+      if (!others_fall_asleep()) return 4;  // its wake-up is submitted, too
       if (!test_support::refuse_call(__NR_io_uring_enter, system_error, to_submit, any, true)) {
         return 77;
       }
@@ -164,8 +164,8 @@ TEST_P(RingTest, RefusedSubmissionsComeBackAsErrorsAndTheThreadSleeps) {
   }
 }
 
-// With a transfer in the kernel the thread waits for that one, and what the kernel refuses then
-// too ends as a failure; the one in the kernel is not touched.
+// With a transfer in the kernel the thread waits for that one, and submissions that the kernel
+// refuses again end as failures. The transfer in the kernel is not affected.
 TEST_P(RingTest, RefusalsWhileATransferIsInTheKernelWaitForIt) {
   const auto file = filled("file", 65536);
   const int status = run_in_child([&] {

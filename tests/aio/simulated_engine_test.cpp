@@ -1,8 +1,8 @@
-// Proves what all engines share (aio/engine_base.h) under faults that no disk gives on demand, on a
-// made-up disk and a virtual clock: for each of many seeds requests are reordered, delayed, cut,
-// interrupted, failed and cancelled, and every byte is right, every error named, every buffer back
-// (reliability.md tests 11 and 41). A slow disk is no error and costs its share only (test 40); a
-// transfer that never ends is a Timeout that lists it (test 39).
+// Proves what all engines share (aio/engine_base.h) under faults that no disk produces on demand,
+// on a simulated disk and a virtual clock. For each of many seeds requests are reordered, delayed,
+// cut, interrupted, failed and cancelled. Every byte is right, every error is named, every buffer
+// is returned (reliability.md tests 11 and 41). A slow disk is no error and delays only its own
+// requests (test 40). A transfer that never ends is a Timeout that lists it (test 39).
 #include "tests/support/simulated_engine.h"
 
 #include <deque>
@@ -36,7 +36,7 @@ bool filled_right(const BufferLease& lease, std::uint64_t offset, std::uint64_t 
   return std::equal(expected.begin(), expected.end(), lease.data());
 }
 
-/// One life of an engine, all of it drawn from a seed.
+/// One engine from creation to end, all drawn from a seed.
 class Life {
  public:
   explicit Life(std::uint64_t seed) : seed_(seed) {
@@ -46,7 +46,7 @@ class Life {
     ARTESIAN_CHECK(file_->write_at(bytes.data(), bytes.size(), 0).has_value());
   }
 
-  /// Returns what was wrong, or nothing.
+  /// Returns what was wrong, or an empty text.
   std::string run() {
     const EngineOptions options{.block_size = 4096,
                                 .queue_depth = static_cast<std::uint32_t>(1 + draw(6)),
@@ -91,7 +91,7 @@ class Life {
       const bool calls = draw(3) == 0;
       callbacks_ += calls ? 1 : 0;
       BufferLease lease = buffers_.lease(length);
-      // What is written is what is there already: any mix of reads and writes is right.
+      // Writes have the bytes that the file has already, so any mix of reads and writes is right.
       if (writes) {
         fill(lease.data(), first * sector, length);
       } else {
@@ -108,7 +108,7 @@ class Life {
     engine.submit(list);
   }
 
-  /// Goes on to some instant of the virtual clock, again and again, and cancels something there.
+  /// Advances to random instants of the virtual clock and cancels a transfer at each.
   void meddle(SimulatedEngine& engine, std::deque<Completion>& transfers) {
     for (std::uint64_t times = draw(6); times != 0; --times) {
       engine.pass(draw(2'000'000));
@@ -117,7 +117,7 @@ class Life {
       if (ready != any.ready()) wrong_ = "a wait says other than its completion";
       Completion& other = transfers[draw(transfers.size())];
       engine.cancel(other);
-      // The buffer of what is in flight belongs to it.
+      // A transfer in flight owns its buffer.
       std::uint64_t in_flight = 0;
       for (const Completion& transfer : transfers) in_flight += transfer.in_flight() ? 1 : 0;
       if (buffers_.lent() < in_flight) wrong_ = "a buffer is free before its completion";
@@ -161,7 +161,7 @@ class Life {
 };
 
 TEST(SimulatedEngine, EverySeedEndsWithEveryByteRightOrAnErrorThatIsNamed) {
-  set_log_sink([](LogLevel, std::string_view) {});  // of reads that went well when tried again
+  set_log_sink([](LogLevel, std::string_view) {});  // drops warnings of retries
   const std::uint64_t first = test_support::test_seed(1000);
   const std::uint64_t seeds = soaking() ? 1'000'000 : test_support::sanitized ? 1'000 : 10'000;
   std::uint64_t faults = 0;
@@ -198,7 +198,7 @@ TEST(SimulatedEngine, TheSameSeedIsTheSameRun) {
   set_log_sink({});
 }
 
-/// Virtual seconds that 20,000 reads in flight 32 at a time take.
+/// Virtual seconds of 20,000 reads, 32 of them in flight at a time.
 double seconds_of_reads(std::uint32_t slow) {
   test_support::MemoryFiles files(1 << 20);
   const auto file = files.open("/disk/file", {.create = Create::Exclusive}).value();
@@ -237,7 +237,7 @@ TEST(SimulatedEngine, OneRequestInAHundredAHundredTimesSlowerCostsItsShareOnly) 
   EXPECT_GE(usual / slowed, 0.4);
 }
 
-// A disk a hundred times too slow for an hour of its clock: nobody takes that for a hang.
+// A disk that is a hundred times too slow for an hour of its clock is not reported as hanging.
 TEST(SimulatedEngine, ASlowDiskIsNoFalseAlarm) {
   test_support::MemoryFiles files(1 << 20);
   const auto file = files.open("/disk/file", {.create = Create::Exclusive}).value();
@@ -272,7 +272,8 @@ TEST(SimulatedEngine, ATransferThatNeverEndsIsATimeoutThatListsWhatIsInFlight) {
   engine.submit(list);
   auto waited = engine.wait(behind, Deadline::after_seconds(3600));
   ASSERT_FALSE(waited);
-  // A deadline is one of the real clock at first: what passed there before the wait is missing.
+  // A deadline is taken from the real clock first, so the time that passed there before the wait is
+  // missing.
   EXPECT_GE(engine.virtual_ns(), 3000 * std::uint64_t{1'000'000'000});
   auto drained = engine.drain(Deadline::after_seconds(1));
   ASSERT_FALSE(drained);

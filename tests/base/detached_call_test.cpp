@@ -1,6 +1,5 @@
-// Proves that a call that does not end costs whoever waits for it a deadline and no more, that its
-// late end harms nobody, and that one that ends in time gives its result and lets go of what it
-// owned.
+// Proves that a call that does not end costs its caller no more than a deadline, and that its late
+// end does no harm. A call that ends in time returns its result and releases what it owned.
 #include "base/detached_call.h"
 
 #include <gtest/gtest.h>

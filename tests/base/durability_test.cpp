@@ -1,5 +1,5 @@
-// Proves that a file gives back what a refused reservation took, and that calls which make files
-// durable are made and their failures told: each is watched, and refused in turn.
+// Proves that a file frees the space of a refused reservation, and that calls which make files
+// durable are made and their failures reported. Each call is watched, and refused in turn.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
-// Proves that a folder by its descriptor keeps to it: names that are paths are refused, links are
-// not followed, owners alone may read, and the folder stays the one that was opened when its name
-// is moved; that each kind of rename does what it says; that small files are replaced whole; and
-// that a lock holds against another process and falls with its holder.
+// Proves that a folder is addressed by its descriptor. Names that are paths are refused, links are
+// not followed, only owners may read, and the folder stays the one that was opened when its name is
+// moved. Each kind of rename does what it promises. Small files are replaced whole. A lock excludes
+// another process and ends with its holder.
 #include "base/durable_folder.h"
 
 #include <fcntl.h>

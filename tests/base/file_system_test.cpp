@@ -1,6 +1,6 @@
-// Proves the promises of the kernel's file system at the seam: what an open refuses and creates,
-// when transfers are direct, that small transfers move every byte at any alignment, that a full
-// disk is an error with figures, and that errors name file, offset, length and errno.
+// Proves the promises of the kernel's file system: what an open refuses and creates, when transfers
+// are direct, that small transfers move every byte at any alignment, that a full disk is an error
+// with figures, and that errors name file, offset, length and errno.
 #include "base/file_system.h"
 
 #include <fcntl.h>
@@ -105,7 +105,7 @@ TEST(FileSystem, TmpfsIsBufferedWithOneWarningOrRefused) {
   EXPECT_FALSE(system_files().exists(directory.file("third"))) << "left behind";
 }
 
-// The kernel's own refusals: it answers EINVAL to O_DIRECT for both.
+// Real refusals: the kernel answers EINVAL to O_DIRECT for both files.
 TEST(FileSystem, RefusedDirectIsBufferedWithOneWarningOrRefused) {
   for (const char* path : {"/dev/zero", "/proc/self/comm"}) {
     int warnings = 0;

@@ -1,5 +1,5 @@
-// Proves that a lock ends with the process that took it, whatever children it has forked: they find
-// /dev/null in its place, and files that are not locked as they were.
+// Proves that a lock ends with the process that took it, whatever children it has forked. In
+// children its descriptor leads to /dev/null, and files without a lock stay as they were.
 #include "base/fork_guard.h"
 
 #include <fcntl.h>
@@ -43,9 +43,9 @@ TEST(ForkGuard, AChildThatLivesOnDoesNotHoldTheLock) {
     for (;;) pause();
   }
   char ready = 0;
-  ASSERT_EQ(read(ends[0], &ready, 1), 1);  // the child has come past its fork
+  ASSERT_EQ(read(ends[0], &ready, 1), 1);  // the child has passed its fork
   auto second = open_or_make(directory.file("lock"), Create::Never);
-  EXPECT_FALSE(second->lock().has_value());  // the fork has not freed it
+  EXPECT_FALSE(second->lock().has_value());  // the fork has not released it
   first.reset();
   EXPECT_TRUE(second->lock().has_value());
   close(ends[0]);
@@ -59,7 +59,7 @@ TEST(ForkGuard, TheChildsDestructorsCloseNothingElse) {
   auto locked = open_or_make(directory.file("lock"), Create::Exclusive);
   auto plain = open_or_make(directory.file("plain"), Create::Exclusive);
   ASSERT_TRUE(locked->lock().has_value());
-  ASSERT_TRUE(locked->lock().has_value());  // once more changes nothing
+  ASSERT_TRUE(locked->lock().has_value());  // locking again changes nothing
   const int status = test_support::run_in_child([&] {
     if (!is_null_device(locked->descriptor()) || is_null_device(plain->descriptor())) return 2;
     if ((fcntl(locked->descriptor(), F_GETFD) & FD_CLOEXEC) == 0) return 3;

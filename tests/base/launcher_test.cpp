@@ -1,6 +1,6 @@
-// Proves that a process which a launcher has started as one of several is told from one that is
-// alone, by made-up environments: those that torchrun, Open MPI, MPICH, and Slurm give to their
-// processes, and those of one process that look like them.
+// Proves that a process which a launcher started as one of several is recognised, by the
+// environments that torchrun, Open MPI, MPICH and Slurm give, and that environments of a single
+// process are not mistaken for them.
 #include "base/launcher.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-/// The variable that says that there are several, or "".
+/// Returns the variable that says that there are several processes, or "".
 std::string told_by(const Variables& variables) {
   const auto launch = launched_together([&](const char* name) {
     const auto found = variables.find(name);
@@ -55,7 +55,7 @@ TEST(Launcher, TheInnermostDecides) {
           {{"SLURM_STEP_NUM_TASKS", "4"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_RUN_ID", "none"}}),
       "");
   EXPECT_EQ(told_by({{"SLURM_STEP_NUM_TASKS", "4"}, {"OMPI_COMM_WORLD_SIZE", "1"}}), "");
-  // No torchrun has said that it is one process.
+  // No variable of torchrun says that there is one process.
   EXPECT_EQ(told_by({{"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}}), "OMPI_COMM_WORLD_SIZE");
 }
 

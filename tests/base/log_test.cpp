@@ -1,5 +1,5 @@
-// Proves that a line begins with the program's name, and that one which is to be said once is said
-// once: not again, and not never, where the level dropped it at first.
+// Proves that a line begins with the program's name, and that a line to be logged once is logged
+// once: not again, and later if the level dropped it at first.
 #include "base/log.h"
 
 #include <gtest/gtest.h>

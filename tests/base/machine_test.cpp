@@ -1,6 +1,6 @@
-// Proves that available memory is the least of what the machine and every control group above the
-// process allow, on made-up machines (files below a folder), and that the process's own figures
-// follow what it touches.
+// Proves that available memory is the least that the machine and every control group above the
+// process allow, on simulated machines (files below a folder), and that the process's own figures
+// follow the memory that it touches.
 #include "base/machine.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ TEST(Machine, ThisMachineAnswers) {
   EXPECT_GE(after.bytes + mib, before.bytes + 64 * mib);
   EXPECT_GE(after.bytes_peak, after.bytes);
   EXPECT_GT(after.bytes_file, 0u);
-  EXPECT_LT(after.bytes_file + 64 * mib, after.bytes);  // what was touched has no file
+  EXPECT_LT(after.bytes_file + 64 * mib, after.bytes);  // the touched memory has no file
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Proves what "did you mean" offers, and when it stays silent.
+// Proves what "did you mean" suggests, and when it suggests nothing.
 #include "base/nearest.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Proves that a Result carries its value or its error through moves, ARTESIAN_TRY and and_then,
-// that error text names all that is known, and that a wrong look aborts instead of inventing data.
+// that error texts have all fields, and that reading the value of an error aborts.
 #include "base/result.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Proves that text falls into all of its pieces, the empty ones included.
+// Proves that text is split into all of its pieces, empty ones included.
 #include "base/split.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Proves that a trace's lanes have no more rows than they may: spans that overlap lie in rows of
-// their own, and what is over shares the last one, cut where it would overlap.
+// Proves that a lane of a trace has no more rows than allowed. Spans that overlap are in different
+// rows; those beyond the last row share it and are cut where they would overlap.
 #include "base/timeline.h"
 
 #include <gtest/gtest.h>

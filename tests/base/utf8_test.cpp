@@ -1,4 +1,4 @@
-// Proves that bytes of a path become UTF-8 that says which bytes they were.
+// Proves that any bytes of a path become UTF-8 from which the bytes can be restored.
 #include "base/utf8.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Proves that a process finds out which of how many ranks it is, and where they meet, from made-up
-// environments: those of torchrun, Open MPI, MPICH, MVAPICH2 and Slurm.
+// Proves that a process finds its rank, the number of ranks and their meeting point in the
+// environments of torchrun, Open MPI, MPICH, MVAPICH2 and Slurm.
 #include "comm/launch.h"
 
 #include <gtest/gtest.h>

@@ -114,15 +114,15 @@ TEST_P(AdamOnTarget, TheCutIntoSlicesDoesNotChangeABit) {
     adam_step(cut.arrays(first), count, step);
     first += count;
   }
-  // Not the bits of a NaN: where a loop is compiled once with SIMD and once for the rest, as g++ 13
-  // does with EMU128, each may put the operands of a sum in its own order, and the first one's NaN
-  // is kept.
+  // Not the bits of a NaN. If a compiler builds one loop with SIMD and one for the rest, as g++ 13
+  // does with EMU128, each may order the operands of a sum in its own way, and the first operand's
+  // NaN is kept.
   expect_same(whole, cut);
 }
 
 TEST_P(AdamOnTarget, FollowsADoublePrecisionRun) {
   constexpr std::uint64_t n = 1000;
-  constexpr double tolerance = 1e-4;  // of what a parameter moved in all steps, plus 1e-6
+  constexpr double tolerance = 1e-4;  // relative to a parameter's total movement, plus 1e-6
   auto param = ordinary_values(n, 11);
   std::vector<float> exp_avg(n), exp_avg_sq(n);
   const auto start = param;
@@ -165,7 +165,7 @@ float first_step(AdamMode mode, float weight_decay) {
 TEST(Adam, FirstStepByHand) {
   // Corrected m is 0.5 and corrected v 0.25: the step is 0.1 * 0.5 / 0.5.
   EXPECT_NEAR(first_step(AdamMode::AdamW, 0.0f), 0.9f, 1e-6f);
-  // Decoupled decay takes 0.1 * 0.1 * 1 away first.
+  // Decoupled decay first subtracts 0.1 * 0.1 * 1.
   EXPECT_NEAR(first_step(AdamMode::AdamW, 0.1f), 0.89f, 1e-6f);
   // In L2 mode the gradient is 0.6, and a first step does not depend on the gradient's size.
   EXPECT_NEAR(first_step(AdamMode::L2, 0.1f), 0.9f, 1e-6f);

@@ -136,7 +136,7 @@ TEST_P(CastOnTarget, ExpandsInPlaceFromTheTail) {
   }
 }
 
-/// Address space of `bytes`; null where the machine does not lend it.
+/// Maps `bytes` of address space; null if the machine refuses.
 unsigned char* map(std::uint64_t bytes, int protection) {
   void* memory =
       ::mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,6 +1,6 @@
-// Proves the rows of a cross entropy equal to their naive version bit for bit on every target, of
-// any vocabulary and alignment, where logits are far apart or not finite, too; its exponential
-// close to the real one; and loss and gradient right against fp64.
+// Proves the rows of a cross entropy equal to their naive version bit for bit on every target, for
+// any vocabulary and alignment, also with logits that are far apart or not finite; its exponential
+// close to the exact one; and loss and gradient right against fp64.
 #include "kernels/cross_entropy.h"
 
 #include <cstring>

@@ -200,7 +200,7 @@ TEST(CudaAdam, EqualsTheNaiveVersion) {
   }
 }
 
-/// Weights that are ties more often than not, as they are split, in `pieces` of any lengths.
+/// Weights of which most are ties when split, in `pieces` of any lengths.
 TEST(CudaAdam, EqualsTheNaiveVersionOnManyPiecesOfSplitWeights) {
   constexpr std::uint16_t lows[] = {0x8000, 0x7fff, 0x8001, 0x8000, 0, 0xffff, 0x8000};
   const std::uint64_t lengths[] = {1, 0, 4099, 7, 256, 2048, 5};
@@ -242,7 +242,7 @@ TEST(CudaAdam, EqualsTheNaiveVersionOnManyPiecesOfSplitWeights) {
       adam_step_naive(
           arrays(first, [&](int k, std::uint64_t byte) -> void* { return host[k].data() + byte; }),
           count, step);
-      first += count + 3;  // which stay as they are
+      first += count + 3;  // elements between pieces must not change
     }
     const auto launched = cuda::adam_steps(there, step, nullptr);
     ASSERT_TRUE(launched.has_value()) << launched.error().to_string();
@@ -331,14 +331,14 @@ TEST(CudaGradient, AccumulationEqualsTheNaiveVersion) {
   }
 }
 
-// Rows, more than a launch takes, of lengths that differ; of fp32 and rounded already.
+// More rows than a launch takes, of different lengths, in fp32 and already rounded.
 TEST(CudaGradient, ManyPiecesAreThoseOfTheCpu) {
   for (const DType acc_dtype : dtypes) {
     for (const DType rounded : dtypes) {
       for (const DType grad_dtype : {DType::Float32, rounded}) {
         const GradientDtypes types{acc_dtype, grad_dtype, rounded};
         constexpr std::uint64_t count = 250;
-        constexpr std::uint64_t pitch = 44;  // of accumulators; gradients lie one behind the other
+        constexpr std::uint64_t pitch = 44;  // of accumulators; gradients are contiguous
         Bytes acc = array_of(ordinary_values(count * pitch, 9), acc_dtype, 0);
         const Bytes grad = array_of(ordinary_values(count * pitch, 10), grad_dtype, 0);
         const DeviceCopy acc_device(acc), grad_device(grad), flag(Bytes(4, 0));
@@ -363,7 +363,7 @@ TEST(CudaGradient, ManyPiecesAreThoseOfTheCpu) {
   }
 }
 
-// More elements than one round of the largest grid does, each of them once.
+// More elements than one round of the largest grid handles, each exactly once.
 TEST(CudaGradient, AccumulatesWhatTheGridGoesRoundFor) {
   constexpr std::uint64_t count = (std::uint64_t{65536} * 256 * 4) + 1029;
   const auto value = [](std::uint64_t i) { return static_cast<float>(i % 127); };  // exact in bf16

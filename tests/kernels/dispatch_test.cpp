@@ -1,4 +1,4 @@
-// Proves that a target can be forced and given back, and that an unknown one is refused by name.
+// Proves that a target can be forced and released, and that an unknown one is refused by name.
 #include "kernels/dispatch.h"
 
 #include <gtest/gtest.h>

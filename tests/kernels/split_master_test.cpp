@@ -1,7 +1,7 @@
-// Proves that a split master weight comes back bit for bit, whatever its value: every upper half of
-// either sign with lower halves around every edge (all 2^32 patterns with ARTESIAN_SOAK=1), a NaN
-// as a NaN; and that Adam on split weights gives the bits of Adam on whole ones, step after step,
-// on every SIMD target and for every length.
+// Proves that a split master weight is restored bit for bit, whatever its value: every upper half
+// of either sign with lower halves around every edge (all 2^32 patterns with ARTESIAN_SOAK=1), a
+// NaN as a NaN. And that Adam on split weights gives the bits of Adam on whole ones, step after
+// step, on every SIMD target and for every length.
 #include "kernels/split_master.h"
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ bool is_nan(std::uint32_t bits) {
   return (bits & 0x7fffffffu) > 0x7f800000u;
 }
 
-/// True if the pattern comes back, and the parameter is what the model would get.
+/// True if the pattern is restored, and the parameter is the one that the model would get.
 bool survives(std::uint32_t bits, float exp_avg_sq) {
   const auto master = std::bit_cast<float>(bits);
   const SplitMaster split = split_master(master, exp_avg_sq);
@@ -73,7 +73,7 @@ TEST(SplitMaster, TheBitIsOfTiesThatWereRoundedDownAndOfNothingElse) {
   EXPECT_FALSE(bit(0x3f808001u));
 }
 
-/// Master weights both ways, with the same moments and gradients.
+/// Master weights in both forms, with the same moments and gradients.
 struct Twins {
   std::vector<float> master, exp_avg, exp_avg_sq;      // whole
   std::vector<float> split_exp_avg, split_exp_avg_sq;  // split, as are
@@ -157,12 +157,12 @@ TEST_P(SplitAdam, EqualsAdamOnWholeWeightsForEveryLength) {
   }
 }
 
-/// A step that changes no weight, on weights that are ties more often than not; then a real one.
+/// First a step that changes no weight, on weights of which most are ties; then a real step.
 TEST_P(SplitAdam, KeepsWeightsOfEveryUpperHalf) {
   constexpr std::uint16_t lows[] = {0x8000, 0x8000, 0x7fff, 0x8001, 0x8000, 0, 0xffff};
   std::vector<float> masters;
   for (std::uint32_t high = 0; high <= 0xffffu; ++high) {
-    if ((high & 0x7f80u) == 0x7f80u) continue;  // 0 times infinity is not the kernel's to save
+    if ((high & 0x7f80u) == 0x7f80u) continue;  // the kernel need not keep 0 times infinity
     for (const std::uint16_t low : lows) masters.push_back(std::bit_cast<float>(high << 16 | low));
   }
   Twins twins(masters);

@@ -1,5 +1,5 @@
-// Gradients of causal_attention at a length of many blocks of keys, for which a kernel that adds
-// with atomics gives other bits from run to run: with one block of keys, up to 128, it would not.
+// Gradients of causal_attention at a length of many blocks of keys, at which a kernel that adds
+// with atomics gives different bits in each run. With one block of keys, up to 128, it does not.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,8 +19,8 @@ struct AttentionShape {
   std::int64_t head_size = 128;
 };
 
-/// Computes those of query, key and value, all in bf16 and the same values in each call, on
-/// `device`.
+/// Computes the gradients of query, key and value, all in bf16, on `device`. The values are the
+/// same in each call.
 inline std::vector<at::Tensor> attention_gradients(c10::Device device,
                                                    const AttentionShape& shape) {
   const auto made = [&](std::int64_t heads, double start) {

@@ -1,7 +1,7 @@
-// Proves that a directory that we write is read back equal, single or sharded; that the target is
-// complete or absent, whatever fails, and needs no free byte at the end; that a checkpoint's
-// tensors are matched with the model's by name and shape, with each fault in its line; and that
-// random weights do not depend on the slices.
+// Proves that a directory that we write is read back equal, single or sharded. The target is
+// complete or absent, whatever fails, and needs no free byte at the end. A checkpoint's tensors are
+// matched with the model's by name and shape, with a line for each fault. Random weights do not
+// depend on how they are cut.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -222,7 +222,7 @@ TEST(CheckpointWriter, ADiskThatFillsMeanwhileTakesNothingFromIt) {
         {.target = disk + "/target", .files = place.files(), .shard_size_max = shard_size_max},
         place.declarations());
     ASSERT_TRUE(writer.has_value()) << writer.error().to_string();
-    EXPECT_EQ(entries_in(disk), 0u);  // seen by nobody, and gone with the process
+    EXPECT_EQ(entries_in(disk), 0u);  // nobody sees it, and it ends with the process
     auto other = OutputFile::create(disk + "/other");
     const std::array<char, 4096> bytes{};
     while (other->append(bytes.data(), bytes.size()).has_value()) {
@@ -261,7 +261,7 @@ TEST(CheckpointWriter, AnUnfinishedWriterLeavesNothing) {
   EXPECT_EQ(entries_in(place.folder.path()), 1u);
 }
 
-/// While it lives, no file grows beyond this.
+/// While it lives, no file may exceed this size.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t size) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -364,7 +364,7 @@ TEST(CheckpointWeights, OldBuffersTiedHeadsAndPrefixesAreTolerated) {
   EXPECT_EQ(open_error(place), "");
 }
 
-/// A tied table of its own values, 11 x 4, at the end of a file: under this name.
+/// Writes a tied table with values of its own, 11 x 4, at the end of a file, under this name.
 std::string with_head(std::vector<Tensor> tensors, const std::string& name) {
   tensors.push_back({name, {11, 4}});
   std::string file = file_with(tensors);

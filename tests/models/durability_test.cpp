@@ -1,6 +1,6 @@
-// Proves that a save, and tokens that are kept, are on the disk before they have their names: every
-// call that makes bytes durable is watched, in its order, and each is made to fail in turn. What
-// could not be made durable has no name and leaves nothing; room that cannot be had is refused
+// Proves that a save, and cached tokens, are on the disk before they get their names: every call
+// that makes bytes durable is watched, in order, and each is made to fail in turn. Data that could
+// not be made durable has no name and leaves nothing. Space that cannot be reserved is refused
 // before the first byte.
 #include <gtest/gtest.h>
 
@@ -56,7 +56,8 @@ class DurabilityTest : public testing::Test {
   const TemporaryDirectory folder_;
 };
 
-/// Files that were written, and the place in the list of the last write to each and of its sync.
+/// Files that were written, with the positions in the list of the last write to each and of its
+/// sync.
 std::map<std::string, std::pair<int, int>> writes_and_syncs(const std::vector<WatchedCall>& calls) {
   std::map<std::string, std::pair<int, int>> found;
   for (int at = 0; at < static_cast<int>(calls.size()); ++at) {
@@ -132,7 +133,7 @@ TEST_F(DurabilityTest, RoomThatIsRefusedIsToldBeforeTheFirstByte) {
     for (int number = 0; number < (unnamed ? 3 : 2); ++number) {
       SCOPED_TRACE((unnamed ? "unnamed " : "named ") + std::to_string(number));
       std::vector<WatchedCalls::Failure> failures{{Kind::Reserve, number, ENOSPC}};
-      // A file system that gives no name to what has none.
+      // A file system that cannot name a file that was opened without a name.
       if (!unnamed) failures.push_back({Kind::Link, 0, EOPNOTSUPP});
       WatchedCalls::all().begin(failures);
       const auto writer = create();

@@ -1,5 +1,5 @@
-// Proves that a file written past the page cache has the bytes that were appended, whatever their
-// number and pieces, on file systems that can and that cannot; and that the page cache is spared.
+// Proves that a file written past the page cache has the bytes that were appended, in whatever
+// pieces, on file systems with and without direct I/O; and that the page cache is spared.
 #include "models/file_io.h"
 
 #include <fcntl.h>

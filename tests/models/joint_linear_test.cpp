@@ -1,5 +1,5 @@
-// Proves joint products and their gradients right against those with each matrix, and the same bits
-// whether the matrices lie side by side or not.
+// Proves joint products and their gradients equal to products with each matrix, with the same bits
+// whether the matrices are contiguous or not.
 #include "models/joint_linear.h"
 
 #include "tests/models/reference.h"
@@ -14,7 +14,7 @@ struct Case {
   std::vector<at::Tensor> matrices(bool copied) const {
     std::vector<at::Tensor> made;
     for (const at::Tensor& part : all.split_with_sizes(rows, 0)) {
-      // Leaves over the memory of all, as an engine's are.
+      // Leaves over the memory of `all`, like an engine's parameters.
       at::Tensor own =
           copied ? part.clone() : at::from_blob(part.data_ptr(), part.sizes(), part.options());
       made.push_back(own.requires_grad_(true));

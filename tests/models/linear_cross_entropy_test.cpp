@@ -1,6 +1,6 @@
-// Proves that the head's loss is the cross entropy, that its bits depend neither on the dtype in
-// which the weight is stored nor on where its gradient goes, that a sink gets each element once,
-// and that the loss scale comes in before a gradient is rounded. kernels/cross_entropy_test.cpp
+// Proves that the head's loss is the cross entropy, that its bits depend neither on the dtype of
+// the stored weight nor on the destination of its gradient, that a sink gets each element once, and
+// that the loss scale is applied before a gradient is rounded. kernels/cross_entropy_test.cpp
 // proves the rows.
 #include "models/linear_cross_entropy.h"
 
@@ -10,7 +10,7 @@
 namespace artesian::models {
 namespace {
 
-/// Puts parts together.
+/// Assembles a gradient from its parts.
 class Collector final : public zero3::GradientSink {
  public:
   explicit Collector(const at::Tensor& weight)
@@ -25,7 +25,7 @@ class Collector final : public zero3::GradientSink {
   }
 
   at::Tensor gradient;
-  at::Tensor times;  // that an element came
+  at::Tensor times;  // how often each element arrived
   std::size_t position = 0;
   int parts = 0;
   at::ScalarType dtype = at::kFloat;
@@ -95,12 +95,12 @@ TEST(LinearCrossEntropy, NarrowDtypesGiveGradientsInTheirDtype) {
   const auto got = torch::autograd::grad({loss}, sources, {}, /*retain_graph=*/true);
   EXPECT_EQ(got[0].scalar_type(), at::kBFloat16);
   EXPECT_EQ(got[1].scalar_type(), at::kBFloat16);
-  const auto again = torch::autograd::grad({loss}, sources);  // nothing was used up
+  const auto again = torch::autograd::grad({loss}, sources);  // the first call consumed nothing
   EXPECT_TRUE(at::equal(again[0], got[0]));
   EXPECT_TRUE(at::equal(again[1], got[1]));
 }
 
-/// A gradient below fp16's least subnormal, but not with the loss scale.
+/// A gradient below fp16's least subnormal, unless it is multiplied by the loss scale.
 TEST(LinearCrossEntropy, ALossScaleThatIsSaidInForwardKeepsSmallGradients) {
   const at::Tensor input = at::ones({1, 1}, at::kHalf).requires_grad_(true);
   const at::Tensor weight = at::full({2, 1}, 0.0f, at::kHalf);

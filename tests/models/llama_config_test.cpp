@@ -328,7 +328,7 @@ std::uint64_t count_of(const ModelConfig& config) {
   return count;
 }
 
-/// As the classes of transformers 5.23 say, whose models have so many parameters.
+/// The defaults of the classes of transformers 5.23, whose models have so many parameters.
 TEST(Relatives, DefaultsAreThoseOfTheirClasses) {
   const ModelConfig mistral = relative("mistral");
   EXPECT_EQ(mistral.llama.key_value_heads, 8);

@@ -49,7 +49,7 @@ TEST(Relatives, ReferenceHasManyVariants) {
   EXPECT_GE(files_of_relatives().size(), 24u);
 }
 
-/// The head and a block in bf16 are near the same in fp32, and in the dtype that they were given.
+/// The head and a block in bf16 are close to the same in fp32, and return the dtype of their input.
 TEST(Llama, ABlockInANarrowDtypeIsNearFp32) {
   const Reference reference(ARTESIAN_REFERENCE_FOLDER "/llama_biases.safetensors");
   const auto module = make_module(reference.config());
@@ -66,14 +66,13 @@ TEST(Llama, ABlockInANarrowDtypeIsNearFp32) {
   const at::Tensor got = module->forward(1, input.to(at::kBFloat16), narrow, batch);
   EXPECT_EQ(got.scalar_type(), at::kBFloat16);
   EXPECT_LE(relative_difference(got.to(at::kFloat), expected), 0.05);
-  // The tables of one dtype and length do not stay for the other.
+  // Tables of one dtype and length are not reused for another.
   EXPECT_TRUE(at::equal(module->forward(1, input, wide, batch), expected));
   const at::Tensor prefix = module->forward(1, input.narrow(1, 0, 3), wide, batch);
   EXPECT_LE(relative_difference(prefix, expected.narrow(1, 0, 3)), 1e-6);
 }
 
-/// An error that LibTorch throws within a block leaves the module usable: the engine refuses the
-/// batch.
+/// If LibTorch throws within a block, the module stays usable: the engine refuses the batch.
 TEST(Llama, AThrowWithinABlockIsAThrow) {
   const Reference reference(ARTESIAN_REFERENCE_FOLDER "/llama_plain.safetensors");
   const auto module = make_module(reference.config());
@@ -127,7 +126,7 @@ TEST(Rotary, EqualsTheOperators) {
   }
 }
 
-/// The order of the weight's sum, many groups of rows, is not that of threads.
+/// The order in which the weight's sum adds many groups of rows does not depend on threads.
 TEST(RmsNorm, ItsBitsDoNotDependOnThreads) {
   at::manual_seed(6);
   const at::Tensor input = at::randn({3, 1500, 48}).requires_grad_(true);  // groups of groups

@@ -1,5 +1,5 @@
-// Proves that a changed config.json is told by the keys that change what a model computes, and by
-// no others.
+// Proves that a changed config.json is reported by exactly the keys that change what a model
+// computes.
 #include "models/model_changes.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Proves what Muon costs by plan, over Llama-2-7B: bytes of optimizer state beside AdamW's, over
-// matrices and as a whole; and that memory that lacks room for the largest matrix is refused before
-// anything is made, by name.
+// Proves what Muon costs by plan, over Llama-2-7B: bytes of optimizer state beside AdamW's, of the
+// matrices and of the whole model. Memory without room for the largest matrix is refused by name
+// before anything is allocated.
 #include <gtest/gtest.h>
 
 #include "base/units.h"

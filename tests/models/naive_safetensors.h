@@ -13,8 +13,8 @@
 
 namespace artesian::models {
 
-/// A JSON tree, and whether a name came twice in the header, in a tensor's known fields, or as the
-/// metadata.
+/// Returns a JSON tree, and whether a name occurs twice in the header, in a tensor's known fields,
+/// or in the metadata.
 inline std::pair<nlohmann::json, bool> tree_and_duplicates(const std::string& header) {
   bool duplicate = false;
   std::vector<std::set<std::string>> seen;

@@ -1,10 +1,10 @@
-// Proves how many operators of LibTorch the stages of a model take, each of which is at least one
-// launch on a GPU, 5 to 10 us of the host's: a block's forward less than 20, a head's forward and
-// backward less than 200, however many tokens there are and however large the vocabulary is; and
-// that none of them is known to have no deterministic kernel on a GPU, where it would be an error.
-// An operator counts if it calls no other one and is no view or allocation. Our own kernels do not:
-// in a block of Llama four forward. What they are to the plan of a step on a GPU is held to what
-// they are here: their products, what they read and write, and how many there are.
+// Proves how many operators of LibTorch the stages of a model call. On a GPU each is at least one
+// launch, 5 to 10 us of the host's time. A block's forward calls less than 20, a head's forward and
+// backward less than 200, for any number of tokens and any vocabulary. None of them is known to
+// lack a deterministic kernel on a GPU, where that would be an error. An operator counts if it
+// calls no other one and is no view or allocation. Our own kernels do not count: four in a forward
+// block of Llama. The plan's figures for a step on a GPU are compared with the counts: products,
+// bytes read and written, and launches.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -48,19 +48,19 @@ const std::set<std::string> no_work = {"aten::alias",
                                        "aten::_local_scalar_dense"};
 
 /// Operators that throw on CUDA under torch.use_deterministic_algorithms() and that a language
-/// model could take.
+/// model could call.
 const std::set<std::string> not_deterministic = {
     "aten::_embedding_bag", "aten::bincount",       "aten::cumsum",         "aten::cumsum_",
     "aten::histc",          "aten::kthvalue",       "aten::median",         "aten::nll_loss2d",
     "aten::put_",           "aten::scatter_reduce", "aten::scatter_reduce_"};
 
-/// Operators that a GPU takes too, and that do nothing but read and write their arguments.
+/// Operators that a GPU runs as well, and that only read and write their arguments.
 const std::set<std::string> passes = {"aten::add",  "aten::add_",
                                       "aten::gelu", "aten::gelu_backward",
                                       "aten::mul",  "aten::native_layer_norm",
                                       "aten::mul_", "aten::native_layer_norm_backward"};
 
-/// Bytes of the tensors among some values.
+/// Bytes of the tensors among these values.
 template <typename Values>
 double bytes_of(const Values& values) {
   double bytes = 0.0;
@@ -135,9 +135,9 @@ class OperatorCounts {
       const c10::IValue& first = function.inputs()[0];
       return first.isTensorList() ? first.toTensorVector()[0].dim() : first.toTensor().dim();
     };
-    // Matrices that do not lie side by side become one here; in a unit they lie so.
+    // Matrices that are not contiguous are joined here; in a unit they are contiguous.
     if (is(function, "aten::cat")) return rank() == 3;
-    // A GPU's attention takes keys and values that several queries share as they are.
+    // A GPU's attention needs no copies of keys and values that several queries share.
     if (is(function, "aten::sum")) return rank() <= 3;
     return passes.count(function.name()) != 0;
   }
@@ -188,7 +188,7 @@ constexpr const char* qwen3 = R"({"model_type": "qwen3", "vocab_size": 1000, "hi
     "intermediate_size": 160, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6})";
 
-/// Our kernels in a stage: how many, and the elements of a token that they read and write.
+/// Our kernels in a stage: their number, and the elements of a token that they read and write.
 struct Own {
   int kernels = 0;
   double elements = 0.0;
@@ -216,8 +216,8 @@ class Operators : public testing::TestWithParam<const char*> {
     return module_->forward(stage, input, given, {ids_, ids_});
   }
 
-  /// Compares a stage's work with what was counted. The tokens are enough for what is once a
-  /// micro-batch, weights' gradients of norms, to be little beside them.
+  /// Compares a stage's work with the counts. There are enough tokens that work done once a
+  /// micro-batch, such as norms' weight gradients, is small beside the rest.
   void expect_work(const char* what, const OperatorCounts& counted, const Own& own,
                    const StageWork& work) const {
     SCOPED_TRACE(what);
@@ -229,14 +229,14 @@ class Operators : public testing::TestWithParam<const char*> {
     EXPECT_LE(work.launches, 1.2 * launches);
     EXPECT_GE(work.launches, 0.6 * launches);  // the CPU joins matrices, and copies more
   }
-  /// Returns norms, rotary embeddings of queries and keys, and silu(gate) * up. Qwen's queries and
-  /// keys are turned one by one, and Qwen3's have norms.
+  /// Norms, rotary embeddings of queries and keys, and silu(gate) * up. Qwen's queries and keys are
+  /// rotated one by one, and Qwen3's have norms.
   Own own_forward() const {
     if (!config_.is_llama()) return {};
     return {.kernels = 2 + head_norms() + turns() + 1,
             .elements = 2 * 2 * 64 + (2.0 + head_norms()) * (64 + 32) + 3 * 160};
   }
-  /// The same backward, where a norm's weight takes another kernel.
+  /// The same in backward, where a norm's weight needs another kernel.
   Own own_backward() const {
     if (!config_.is_llama()) return {};
     return {.kernels = 2 * (2 + head_norms()) + turns() + 1,
@@ -244,7 +244,7 @@ class Operators : public testing::TestWithParam<const char*> {
   }
   int head_norms() const { return config_.llama.head_norms ? 2 : 0; }
   int turns() const { return joins_heads(config_.llama) ? 1 : 2; }
-  /// Returns the logits' kernel, and a norm.
+  /// The kernel of the logits, and a norm.
   Own own_head() const {
     if (!config_.is_llama()) return {.kernels = 1, .elements = 2 * 1000};
     return {.kernels = 3, .elements = 2 * 1000 + (2 + 3) * 64};

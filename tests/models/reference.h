@@ -1,7 +1,7 @@
-// What the tests of models against transformers share: files of tests/models/reference with a
-// config, weights, a batch, its loss and all gradients, made in float64; and a run of one
-// micro-batch as the engine drives it: each stage on a detached input, autograd::grad stage by
-// stage, the looked-up rows' gradients summed by token id.
+// Shared by tests that compare models with transformers: files of tests/models/reference with a
+// config, weights, a batch, its loss and all gradients, computed in float64. And a run of one
+// micro-batch as the engine makes it: each stage on a detached input, autograd::grad stage by
+// stage, gradients of looked-up rows summed by token id.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -48,7 +48,7 @@ struct Reference {
 
 struct Outcome {
   at::Tensor loss;
-  std::vector<at::Tensor> gradients;  // by parameter; a tied weight's uses added up
+  std::vector<at::Tensor> gradients;  // by parameter; summed over a tied weight's uses
 };
 
 /// One micro-batch, forward and backward, with unit-local graphs.
@@ -88,7 +88,7 @@ inline Outcome run_stages(zero3::Module& module, const std::vector<at::Tensor>& 
   return outcome;
 }
 
-/// The largest difference as a share of the largest element of `expected`.
+/// The largest difference, relative to the largest element of `expected`.
 inline double relative_difference(const at::Tensor& got, const at::Tensor& expected) {
   const double largest = expected.abs().max().item<double>();
   const double difference = (got - expected).abs().max().item<double>();
@@ -105,9 +105,9 @@ inline std::vector<std::string> reference_files(const std::string& prefix) {
   return paths;
 }
 
-/// Losses and every gradient equal transformers' to the tolerance, as a share of the tensor's
-/// largest element; a second run gives the same bits. Prints the largest share of the tolerance
-/// used.
+/// Expects losses and every gradient to equal transformers' within the tolerance, relative to the
+/// tensor's largest element, and the same bits in a second run. Prints the largest share of the
+/// tolerance that was used.
 inline void expect_loss_and_gradients(const std::string& path) {
   const Reference reference(path);
   const ModelConfig config = reference.config();

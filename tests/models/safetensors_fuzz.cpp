@@ -1,7 +1,7 @@
-// Any bytes as a safetensors file: it is refused with one line that names the file, or its tensors
-// follow one another from the first byte of data to the last, with distinct names, and each that
-// can be read is read whole. The same for these bytes with the header's length put right: it is
-// wrong after almost every mutation, which would then reach nothing else.
+// Any bytes as a safetensors file. Either it is refused with one line that names the file, or its
+// tensors are contiguous from the first byte of data to the last, with distinct names, and each
+// that can be read is read whole. Then the same with the header's length corrected: it is wrong
+// after almost every mutation, so without this little else would be tested.
 #include <algorithm>
 #include <cstring>
 #include <set>

@@ -1,6 +1,6 @@
-// Proves that a hostile safetensors file is refused with a message of its own, that a random corpus
-// of 1,000 mutated headers never crashes the reader and is judged as a naive second reader judges
-// it, and that every readable type is converted exactly, in any slice.
+// Proves that each hostile safetensors file is refused with its own message, that 1,000 mutated
+// headers never crash the reader and are judged as by a naive second reader, and that every
+// readable type is converted exactly, in any slice.
 #include "models/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -173,7 +173,7 @@ TEST(Safetensors, MissingFileAndFolderAreErrors) {
   EXPECT_EQ(SafetensorsFile::open(folder.path()).error().code, ErrorCode::Invalid);
 }
 
-/// A name with a quote, a line end or of absurd length stays one short line.
+/// A name with a quote, a line end or absurd length is shown as one short line.
 TEST(Safetensors, NamesFromTheFileAreShownSafely) {
   EXPECT_EQ(shown_name("a\n\"b\x1b"), R"("a\n\"b\u001b")");
   EXPECT_LT(shown_name(std::string(1 << 20, 'x')).size(), 100u);

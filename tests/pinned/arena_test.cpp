@@ -1,7 +1,7 @@
-// Proves that the arena lends aligned pieces that never overlap, uses again what it has, never
-// holds more memory than was in use at one moment, and refuses where the kernel does. Random pieces
-// are compared with a naive map of bytes; what is held is asked of the kernel (mincore); the
-// refusals are real (limits, a filter of system calls).
+// Proves that the arena lends aligned pieces that never overlap, reuses its memory, never holds
+// more than was in use at one moment, and refuses when the kernel does. Random pieces are compared
+// with a naive map of bytes. The kernel (mincore) says what is held. The refusals are real (limits,
+// a filter of system calls).
 #include "pinned/arena.h"
 
 #include <gtest/gtest.h>
@@ -43,14 +43,14 @@ std::span<std::byte> must_take(Arena& arena, std::uint64_t bytes) {
   return piece;
 }
 
-/// A piece of which every page has been written.
+/// Takes a piece and writes every page of it.
 std::span<std::byte> take_and_fill(Arena& arena, std::uint64_t bytes) {
   const auto piece = must_take(arena, bytes);
   std::memset(piece.data(), 1, piece.size());
   return piece;
 }
 
-/// Bytes of [start, start + bytes) that are in memory, by the kernel's word.
+/// Bytes of [start, start + bytes) that are in memory, as the kernel reports.
 std::uint64_t resident(const std::byte* start, std::uint64_t bytes) {
   std::vector<unsigned char> pages(bytes / page);
   EXPECT_EQ(mincore(const_cast<std::byte*>(start), bytes, pages.data()), 0);
@@ -104,7 +104,7 @@ TEST(Arena, WhatIsGivenBackIsUsedAgainAsItWas) {
   EXPECT_EQ(resident(first.data(), 3 * granule), 3 * granule);
   const auto again = must_take(*arena, 3 * granule);
   EXPECT_EQ(again.data(), first.data());
-  EXPECT_EQ(again[3 * granule - 1], std::byte{7});  // no page came new from the kernel
+  EXPECT_EQ(again[3 * granule - 1], std::byte{7});  // no page is fresh from the kernel
   EXPECT_EQ(arena->statistics().bytes_returned, 0u);
 }
 
@@ -125,15 +125,15 @@ TEST(Arena, HoldsNoMoreThanWasInUseAtOnce) {
   const auto fence = take_and_fill(*arena, granule);      // 4..5
   arena->give_back(first.data());
   EXPECT_EQ(arena->statistics().bytes_held, 5 * granule);
-  // Too long for the gap: it goes behind the fence, and six in use at once are one more than
-  // before.
+  // Too long for the gap, so it is placed behind the fence. Six granules in use at once are one
+  // more than before.
   const auto second = take_and_fill(*arena, 5 * granule);
   EXPECT_EQ(second.data(), fence.data() + granule);
   EXPECT_EQ(arena->statistics().bytes_held, 6 * granule);
   EXPECT_EQ(arena->statistics().bytes_held_bound, 6 * granule);
   EXPECT_EQ(arena->statistics().bytes_returned, 4 * granule);
   EXPECT_EQ(resident(first.data(), 10 * granule), 6 * granule);
-  EXPECT_EQ(resident(first.data(), 4 * granule), 0u);  // a gap of which none was needed
+  EXPECT_EQ(resident(first.data(), 4 * granule), 0u);  // a gap that was not needed
 }
 
 TEST(Arena, WhatIsOverGoesBackFromTheEnd) {
@@ -143,7 +143,7 @@ TEST(Arena, WhatIsOverGoesBackFromTheEnd) {
   const auto last = take_and_fill(*arena, 2 * granule);   // 5..7; seven at once
   arena->give_back(first.data());
   arena->give_back(last.data());
-  (void)take_and_fill(*arena, 5 * granule);  // 5..10: three come new, three of the gap go
+  (void)take_and_fill(*arena, 5 * granule);  // 5..10: three fresh ones, three of the gap go
   EXPECT_EQ(arena->statistics().bytes_held, 7 * granule);
   EXPECT_EQ(resident(first.data(), granule), granule);
   EXPECT_EQ(resident(first.data() + granule, 3 * granule), 0u);
@@ -155,7 +155,7 @@ TEST(Arena, AGranuleInUseInPartStays) {
   const auto large = take_and_fill(*arena, 2 * granule - page);
   const auto small = take_and_fill(*arena, page);  // the last page of the second granule
   arena->give_back(large.data());
-  (void)take_and_fill(*arena, 2 * granule);  // behind: three at once, so that the first one goes
+  (void)take_and_fill(*arena, 2 * granule);  // behind: three at once, so the first one is released
   EXPECT_EQ(small[0], std::byte{1});
   EXPECT_EQ(arena->statistics().bytes_held, 3 * granule);
   EXPECT_EQ(resident(large.data(), granule), 0u);
@@ -176,13 +176,13 @@ TEST(Arena, WhatIsKeptIsGivenFromTheEnd) {
   EXPECT_TRUE(arena->take_kept(3 * granule).empty());
   EXPECT_EQ(arena->statistics().bytes_held, 6 * granule);
   EXPECT_EQ(arena->statistics().bytes_returned, 0u);
-  (void)take_and_fill(*arena, 3 * granule);  // 6..9: eight at once, so that one of the gap goes
+  (void)take_and_fill(*arena, 3 * granule);  // 6..9: eight at once, so one of the gap is released
   EXPECT_EQ(arena->statistics().bytes_held, arena->statistics().bytes_held_bound);
-  EXPECT_TRUE(arena->take_kept(2 * granule).empty());  // some of the gap is not held any more
+  EXPECT_TRUE(arena->take_kept(2 * granule).empty());  // some of the gap was released
   EXPECT_EQ(fence[0], std::byte{1});
 }
 
-/// Takes and gives back at random, and knows what is in use.
+/// Takes and returns pieces at random, and tracks those in use.
 class Model {
  public:
   Model(Arena& arena, std::uint64_t seed) : arena_(arena), random_(seed) {}
@@ -216,7 +216,7 @@ class Model {
   };
 
   void take() {
-    // Of all sizes alike: from a page to some granules.
+    // Sizes from a page to some granules, each order of magnitude as often.
     const std::uint64_t bytes = (random_() % 15 + 1) << (random_() % 20);
     const std::uint64_t held = arena_.statistics().bytes_held;
     auto piece = random_() % 4 == 0 ? arena_.take_kept(bytes) : std::span<std::byte>();
@@ -288,9 +288,9 @@ TEST(Arena, RandomPiecesNeverOverlapAndTheBoundHolds) {
     model.give_back_all();
     model.check();
     EXPECT_EQ(arena->statistics().bytes_in_use, 0u);
-    EXPECT_FALSE(arena->take(1ull << 30).empty());  // all in one piece again
+    EXPECT_FALSE(arena->take(1ull << 30).empty());  // all of it in one piece again
   }
-  EXPECT_GT(returned, 0u);  // the bound had to be kept
+  EXPECT_GT(returned, 0u);  // only so was the bound kept
 }
 
 TEST(Arena, ThreadsTakeAndGiveBackEachOthersPieces) {
@@ -298,7 +298,7 @@ TEST(Arena, ThreadsTakeAndGiveBackEachOthersPieces) {
   constexpr int count = 4;
   std::vector<std::atomic<std::byte*>> slots(32);
   std::atomic<int> spoilt{0};
-  // A piece begins with its size, and ends with it; who swaps it out of a slot gives it back.
+  // A piece begins and ends with its size. A thread that swaps a piece out of a slot returns it.
   const auto churn = [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < 2000; ++i) {
@@ -328,7 +328,7 @@ TEST(Arena, ThreadsTakeAndGiveBackEachOthersPieces) {
   const ArenaStatistics found = arena->statistics();
   EXPECT_EQ(found.bytes_in_use, 0u);
   EXPECT_LE(found.bytes_held, found.bytes_held_bound);
-  // At most the slots and what each thread has in its hands.
+  // At most the slots, and the pieces that each thread holds.
   EXPECT_LE(found.bytes_held_bound, (slots.size() + 2 * count) * 3 * granule);
 }
 
@@ -380,7 +380,7 @@ TEST(Arena, GivesNothingWhereTheKernelGivesNoMore) {
     if (!arena.take(granule).empty()) return 3;
     if (arena.statistics().bytes_in_use != granule) return 4;
     arena.give_back(piece.data());
-    return arena.take(granule).data() == piece.data() ? 0 : 5;  // what it has, it can lend
+    return arena.take(granule).data() == piece.data() ? 0 : 5;  // it can lend what it holds
   });
   EXPECT_EQ(status, 0);
 }
@@ -388,7 +388,7 @@ TEST(Arena, GivesNothingWhereTheKernelGivesNoMore) {
 TEST(Arena, AddressesAloneAreReserved) {
   if (test_support::sanitized) GTEST_SKIP() << "a sanitizer has data of its own";
   const int status = test_support::run_in_child([] {
-    // The range would be more than the limit on data.
+    // The range would exceed the limit on data.
     const rlimit limit{.rlim_cur = 4ull << 30, .rlim_max = RLIM_INFINITY};
     if (setrlimit(RLIMIT_DATA, &limit) != 0) return 1;
     auto made = Arena::reserve(256ull << 30);

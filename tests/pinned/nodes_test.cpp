@@ -1,6 +1,6 @@
-// Proves where memory is to lie: what is read of made-up machines, the choice over every small one,
-// and that the kernel is asked for just that, or not at all. The calls are real, and so are their
-// refusals: a node that is there is preferred, one that is not is refused, a filter refuses all.
+// Proves on which node memory is placed: what is read of simulated machines, the choice on every
+// small one, and that the kernel is asked for exactly that, or not at all. Calls and refusals are
+// real: an existing node is preferred, a missing one is refused, a filter refuses all.
 #include "pinned/nodes.h"
 
 #include <gtest/gtest.h>
@@ -129,7 +129,7 @@ TEST(NodePolicy, NeverNamesANodeThatIsNotUsable) {
   }
 }
 
-/// A node of this machine; none where the kernel, or a container, refuses the calls.
+/// The nodes of this machine; none if the kernel, or a container, refuses the calls.
 Nodes real_nodes() {
   const bool refused = syscall(SYS_get_mempolicy, nullptr, nullptr, 0, nullptr, 0) != 0;
   const Nodes usable = machine_nodes().usable;
@@ -142,7 +142,7 @@ struct KernelPolicy {
   unsigned long mask = 0;
 };
 
-/// Returns what the kernel has for the memory at this address.
+/// Returns the kernel's policy for the memory at this address.
 KernelPolicy policy_at(const std::byte* data) {
   unsigned long mask[16] = {};  // 1024 nodes, as many as a kernel can have
   KernelPolicy found;
@@ -153,7 +153,7 @@ KernelPolicy policy_at(const std::byte* data) {
   return found;
 }
 
-/// On which node each page of the range lies; negative: on none.
+/// The node of each page of the range; negative: none.
 std::vector<int> nodes_of_pages(std::span<std::byte> range) {
   std::vector<void*> pages;
   for (std::size_t at = 0; at < range.size(); at += 4096) pages.push_back(range.data() + at);
@@ -176,7 +176,7 @@ TEST(Placing, TheKernelPrefersTheNode) {
     EXPECT_EQ(found.mask, 1ul << nodes[0]);
     EXPECT_EQ(policy_at(pool->range().data() + (4 << 20) - 1).mode, MPOL_PREFERRED);
     pool->fault_in();
-    if (machine_nodes().usable.size() > 1) continue;  // where it is full, others help out
+    if (machine_nodes().usable.size() > 1) continue;  // a full node falls back to others
     for (const int node : nodes_of_pages(pool->range())) {
       ASSERT_TRUE(node == static_cast<int>(nodes[0]) || node == -ENOENT) << node;  // swapped out
     }
@@ -186,7 +186,7 @@ TEST(Placing, TheKernelPrefersTheNode) {
 TEST(Placing, SeveralNodesTakeTurns) {
   const Nodes nodes = real_nodes();
   if (nodes.empty()) GTEST_SKIP() << "no NUMA calls here";
-  // Of a policy, the kernel leaves out the nodes that it has not: the next one is there or not.
+  // The kernel drops nodes that it does not have from a policy; the next node may exist or not.
   const NodePolicy policy{.nodes = {nodes[0], nodes[0] + 1}};
   const auto pool = Pool::create({.bytes = 2 << 20, .lock = Lock::Never, .nodes = policy}).value();
   EXPECT_EQ(pool->statistics().nodes, policy);
@@ -195,7 +195,8 @@ TEST(Placing, SeveralNodesTakeTurns) {
   EXPECT_NE(found.mask & 1ul << nodes[0], 0u);
 }
 
-/// Pools with this policy; how many warnings they gave. Negative: something is wrong. For children.
+/// Makes two pools with this policy. Returns the number of warnings, or a negative number if
+/// something is wrong. For child processes.
 int warnings_of_two_pools(const NodePolicy& policy, const NodePolicy& expected) {
   static int warnings = 0;
   static bool named = true;
@@ -214,7 +215,7 @@ int warnings_of_two_pools(const NodePolicy& policy, const NodePolicy& expected) 
 }
 
 TEST(Placing, ARefusalIsOneWarning) {
-  // A node that no machine has: the kernel refuses a policy that leaves nothing.
+  // A node that no machine has: the kernel refuses a policy without any node.
   if (!real_nodes().empty()) {
     const NodePolicy nowhere{.nodes = {63}};
     const auto in_child = [&] { return warnings_of_two_pools(nowhere, {}); };
@@ -255,7 +256,7 @@ TEST(Placing, APolicyOfTheProcessStays) {
     if (syscall(SYS_set_mempolicy, MPOL_PREFERRED, &mask, 8 * sizeof mask + 1) != 0) return 3;
     if (!memory_policy_set() || !machine_nodes(several.path()).policy_set) return 4;
     if (choose_nodes(machine_nodes(several.path()), {.gpu = 0}) != NodePolicy{}) return 5;
-    return machine_nodes(single.path()).policy_set ? 6 : 0;  // not asked: there is no choice
+    return machine_nodes(single.path()).policy_set ? 6 : 0;  // not asked, since there is no choice
   };
   EXPECT_EQ(test_support::run_in_child(in_child), 0);
 }

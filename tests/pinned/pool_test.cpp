@@ -272,7 +272,7 @@ int memlock_child(std::uint64_t limit) {
   static int warnings = 0;
   static bool named = true;
   set_log_sink([](LogLevel level, std::string_view line) {
-    if (line.find("2 MiB pages") != line.npos) return;  // of another matter
+    if (line.find("2 MiB pages") != line.npos) return;  // about something else
     warnings += level == LogLevel::Warning ? 1 : 0;
     named = named && line.find("memlock limit is ") != line.npos &&
             line.find("ulimit -l") != line.npos && line.find("LimitMEMLOCK") != line.npos;
@@ -317,8 +317,8 @@ std::uint64_t huge_kib(const std::byte* data) {
   return 0;
 }
 
-// Direct transfers are a third faster where their memory is in one piece, and so are those of a
-// pool smaller than a huge page.
+// Direct transfers are a third faster if their memory is contiguous, also in a pool smaller than a
+// huge page.
 TEST(Pool, SmallPoolsLieOnHugePagesToo) {
   Lock lock = Lock::Try;
   NodePolicy nodes;
@@ -332,8 +332,8 @@ TEST(Pool, SmallPoolsLieOnHugePagesToo) {
     if (variant == 1) lock = Lock::Never;
     if (variant == 2) nodes.nodes = machine_nodes().usable;  // placed ones, too
     for (const std::uint64_t bytes : {64u << 10, 512u << 10, (2u << 20) - 4096}) {
-      // Whether the kernel has such pages changes from moment to moment: as long as a pool that is
-      // as large as a page of its own accord gets one, so does a small one, within some tries.
+      // Whether the kernel has huge pages changes from moment to moment. As long as a pool as large
+      // as such a page gets one, a small pool must get one within some tries.
       bool huge = false;
       for (int attempt = 0; !huge && attempt < 10; ++attempt) {
         if (!lies_on_a_huge_page(2 << 20)) GTEST_SKIP() << "no huge pages here now";
@@ -344,7 +344,7 @@ TEST(Pool, SmallPoolsLieOnHugePagesToo) {
   }
 }
 
-// What a pool says of its pages is what the kernel says, before and after they are there.
+// A pool's report about its pages is the kernel's, before and after they are touched.
 TEST(Pool, CountsWhatIsOnHugePages) {
   for (const std::uint64_t bytes : {512u << 10, 2u << 20, 48u << 20, (48u << 20) + 4096}) {
     const auto pool = make_pool(bytes);
@@ -359,8 +359,8 @@ TEST(Pool, CountsWhatIsOnHugePages) {
   }
 }
 
-/// In a child: `flags` of PR_SET_THP_DISABLE, then two pools. 0: as expected; 100: not on this
-/// kernel.
+/// In a child process: sets `flags` of PR_SET_THP_DISABLE, then makes two pools. 0: as expected;
+/// 100: not supported by this kernel.
 int pools_of_process(unsigned long flags, bool expect_off) {
   if (prctl(PR_SET_THP_DISABLE, 1, flags, 0, 0) != 0) return 100;
   static int warnings = 0;
@@ -381,8 +381,8 @@ int pools_of_process(unsigned long flags, bool expect_off) {
   return warnings == (expect_off ? 1 : 0) ? 0 : 3;
 }
 
-// As container runtimes and batch systems start their processes: madvise succeeds all the same. In
-// a process of its own, as the warning comes once in each.
+// As container runtimes and batch systems start their processes: madvise still succeeds. In a
+// separate process, since the warning is logged once in each.
 TEST(PoolDeathTest, SaysWhenTheProcessMayNotHaveHugePages) {
   if (test_support::sanitized) GTEST_SKIP() << "this build's mlock faults nothing in";
   testing::FLAGS_gtest_death_test_style = "threadsafe";
@@ -390,12 +390,12 @@ TEST(PoolDeathTest, SaysWhenTheProcessMayNotHaveHugePages) {
     return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 100);
   };
   EXPECT_EXIT(_exit(pools_of_process(0, true)), as_expected, "");
-  // Linux 6.18: off for memory that does not ask. Ours does.
+  // Linux 6.18: off for memory that is not advised. Ours is.
   constexpr unsigned long except_advised = 1 << 1;
   EXPECT_EXIT(_exit(pools_of_process(except_advised, false)), as_expected, "");
 }
 
-// Else the kernel would merge two pools, and count pages for both.
+// Otherwise the kernel would merge two pools, and count pages for both.
 TEST(Pool, NoOtherAdjoinsIt) {
   const auto pool = make_pool(2 << 20);
   char expected[32];

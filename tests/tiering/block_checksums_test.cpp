@@ -1,7 +1,7 @@
-// Proves that a block's checksum, though it is a sum over pieces, finds what one over the whole
-// block would: any changed byte, pieces in each other's place or in that of another block, and
-// pieces of an earlier generation; that equal blocks of two ranks, shards or runs differ; and that
-// it does not matter which parts are summed up, and in which order.
+// Proves that a block's checksum, though it is a sum over pieces, detects what one over the whole
+// block would: any changed byte, pieces that are exchanged or moved to another block, and pieces of
+// an earlier generation. Equal blocks of two ranks, shards or runs have different checksums. It
+// does not matter which parts are summed, and in which order.
 #include "tiering/block_checksums.h"
 
 #include <gtest/gtest.h>
@@ -163,7 +163,7 @@ TEST(BlockChecksums, FindAPieceOfAnEarlierGenerationOrOfAnotherBlock) {
   EXPECT_EQ(found(checksums, data), Finding::Match);
 }
 
-// Every piece that is the same in both generations would else pass for the new one.
+// Otherwise a piece that is the same in both generations would pass for the new one.
 TEST(BlockChecksums, OfEqualPiecesDifferByPlaceAndGeneration) {
   const std::vector<std::byte> zeros(block_bytes);
   BlockChecksums checksums({.run_id = 7, .shard = 1}, 1);

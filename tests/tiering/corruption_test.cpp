@@ -1,7 +1,7 @@
 // Proves that no damaged block passes for a good one: rows 13 and 14 of the reliability table. The
-// damage is done to the swap file behind the store's back, one way to each of 10,000 blocks: a
-// flipped bit, a block in another's place, two blocks exchanged, a write that went elsewhere, the
-// bytes of an earlier write. What ranks of one run seal never passes for each other's.
+// swap file is damaged behind the store's back, in one of these ways for each of 10,000 blocks: a
+// flipped bit, a block in another's place, two blocks exchanged, a misdirected write, the bytes of
+// an earlier write. Blocks of one rank never pass for those of another rank of the run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -101,7 +101,7 @@ TEST_P(CorruptionTest, EveryMisplacedBlockIsDetected) {
   EXPECT_EQ(detected(), 0u);
 }
 
-// The same bytes, in the same block of the same shard of the same run, sealed as often.
+// The same bytes in the same block of the same shard of the same run, sealed as many times.
 TEST_P(CorruptionTest, WhatAnotherRankSealsDoesNotPass) {
   const ShardOptions shard{.name = "s", .bytes = shard_bytes, .block_bytes = block_bytes};
   auto other = harness_.open({shard, shard}, Verify::Full, 60.0, /*rank=*/1).value();
@@ -112,7 +112,7 @@ TEST_P(CorruptionTest, WhatAnotherRankSealsDoesNotPass) {
     const ShardId id{i};
     store_->seal(id, 3, data.data());
     other->seal(id, 3, data.data());
-    other->seal(id, 3, data.data());  // the second time, as of `store_`
+    other->seal(id, 3, data.data());  // the second time, as that of `store_`
     EXPECT_TRUE(store_->verify(id, 3, data.data()).has_value());
     EXPECT_TRUE(other->verify(id, 3, data.data()).has_value());
     const std::uint64_t theirs = other->sum_to_verify(id, 3, whole, data.data());
@@ -122,7 +122,8 @@ TEST_P(CorruptionTest, WhatAnotherRankSealsDoesNotPass) {
   EXPECT_TRUE(other->close().has_value());
 }
 
-// Random pairs, of one shard and across both: each block well-formed, each in the other's place.
+// Random pairs, within one shard and across both: each block is valid by itself, but in the other's
+// place.
 TEST_P(CorruptionTest, EveryExchangedBlockIsDetected) {
   std::mt19937_64 random(test_support::test_seed(15));
   auto bytes = stored();
@@ -137,7 +138,8 @@ TEST_P(CorruptionTest, EveryExchangedBlockIsDetected) {
   EXPECT_EQ(detected(), blocks);
 }
 
-// Each second write of a new generation lands on its neighbour: the one is stale, the other wrong.
+// Every second write of a new generation hits the neighbouring block: one block is then stale, the
+// other wrong.
 TEST_P(CorruptionTest, EveryMisdirectedWriteIsDetectedTwice) {
   write(3);
   auto bytes = stored();

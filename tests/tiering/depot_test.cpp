@@ -1,7 +1,7 @@
-// Proves that what a depot is given comes back as it was: from host memory and from nvme, with any
-// number of buffers, shorter than its place, with some of it left out, after a pass that ended in
-// its middle, and through a device with memory of its own in every order that fences allow; and
-// that a disk that fails, is full, lies or hangs is one error that names the shard.
+// Proves that a depot returns its inputs unchanged: from host memory and from NVMe, with any number
+// of buffers, if an input is shorter than its place, if some are left out, after a pass that was
+// broken off, and through a device with memory of its own in every order that fences allow. A disk
+// that fails, is full, lies or hangs is one error that names the shard.
 #include "tiering/depot.h"
 
 #include "tests/support/separate_device.h"
@@ -52,7 +52,7 @@ class Deposits {
     made.resize(length_of(index));
     return made;
   }
-  /// As a model does it: the source comes into being in Compute, and is let go of after the fence.
+  /// As a model does: the source is computed in the queue Compute, and freed after the fence.
   Result<void> put(std::size_t index, std::uint64_t pass) {
     device_.begin_compute();
     const auto source = bytes(index, pass);
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Disks, DepotOn,
                          testing::Values(Backend::Memory, Backend::Threads, Backend::Simulated),
                          backend_name);
 
-// The disk is given no bytes of another input, nor of whatever was in the buffer before.
+// Neither bytes of another input nor earlier content of the buffer reach the disk.
 TEST(Depot, WhatIsBehindALastBlockIsZero) {
   for (const std::uint32_t buffers : {1u, 3u}) {
     Deposits deposits(buffers);
@@ -160,10 +160,10 @@ TEST(Depot, SomeMayBeLeftOutAndAPassMayEndInItsMiddle) {
     deposits.expect_taken(5, 1);
     deposits.expect_taken(2, 1);  // 4 and 3 are not wanted
     ASSERT_TRUE(deposits.depot->forget().has_value());
-    deposits.put_all(2);  // and nothing is taken
+    deposits.put_all(2);  // and none is taken
     ASSERT_TRUE(deposits.depot->forget().has_value());
     ASSERT_TRUE(deposits.put(0, 3).has_value());
-    ASSERT_TRUE(deposits.put(0, 4).has_value());  // while its writes may be under way
+    ASSERT_TRUE(deposits.put(0, 4).has_value());  // its writes may still be in flight
     ASSERT_TRUE(deposits.depot->forget().has_value());
     deposits.put_all(5);
     deposits.take_all(5);

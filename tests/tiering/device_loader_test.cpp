@@ -1,7 +1,6 @@
-// Proves that parameters reach a device with memory of its own as they are, from every home,
-// however few the staging buffers and in whatever order copies run; that a demand overtakes what is
-// fetched ahead; and that damage, a hung disk and an end in the middle are errors or nothing, never
-// wrong bytes.
+// Proves that parameters reach a device with memory of its own unchanged, from every home, with any
+// number of staging buffers and in any order of copies. A demand overtakes prefetches. Damage, a
+// hung disk and an end in the middle lead to errors or to nothing, never to wrong bytes.
 #include "tiering/device_loader.h"
 
 #include "kernels/cast.h"
@@ -103,7 +102,7 @@ class Loading {
       EXPECT_TRUE(store->wait(completion, shard).has_value());
     }
   }
-  /// Acquires the unit and compares it as the model would see it.
+  /// Acquires the unit and compares the values that the model would see.
   void expect_values(std::uint32_t unit) {
     const auto acquired = residency->acquire(unit);
     ASSERT_TRUE(acquired.has_value()) << acquired.error().to_string();
@@ -131,8 +130,8 @@ class Loading {
   std::unique_ptr<Residency> residency;
 };
 
-// The staging buffers hold a third of the unit. Nobody calls the loader, whose host waits for other
-// things of the device.
+// The staging buffers hold a third of the unit. Nothing calls the loader while the host waits for
+// other work of the device.
 TEST(DeviceLoader, GoesOnWhileTheHostWaitsForTheDevice) {
   Loading loading({.buffers = 1, .order = SeparateDevice::Order::Early});
   std::vector<std::byte> target(4096);

@@ -1,5 +1,5 @@
-// Proves that a DeviceReader hands over every byte of its parts in order, whatever their lengths
-// and the order of the device's copies, and that small parts share a buffer, a fence and a wait.
+// Proves that a DeviceReader passes on every byte of its parts in order, for any lengths and any
+// order of the device's copies, and that small parts share a buffer, a fence and a wait.
 #include "tiering/device_reader.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using test_support::SeparateDevice;
 
 constexpr std::uint64_t buffer_bytes = 8192;
 
-/// Device memory with these bytes, from multiples of 64 on.
+/// Device memory with these bytes, at multiples of 64.
 struct InDevice {
   InDevice(SeparateDevice& device, const std::vector<std::uint64_t>& lengths)
       : pool(device.create_arena(std::uint64_t{1} << 20).value()) {
@@ -42,7 +42,7 @@ struct InDevice {
   std::vector<DeviceReader::Part> parts;
 };
 
-/// Reads them through two buffers. Returns how many fences that took.
+/// Reads them through two buffers. Returns the number of fences.
 std::uint64_t read_all(SeparateDevice::Order order, const std::vector<std::uint64_t>& lengths) {
   SeparateDevice device(order, lengths.size());
   auto host =

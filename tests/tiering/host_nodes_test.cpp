@@ -1,6 +1,6 @@
-// Proves where host memory is to lie on made-up machines of two nodes: near the disk of a folder
-// that is, or will be, on it; near the GPU before that; near the cores where neither is known; and
-// that one node leaves no choice.
+// Proves on simulated machines of two nodes where host memory is placed: on the GPU's node, else
+// near the disk of a folder that is on it, or will be, else near the cores. With one node there is
+// no choice.
 #include "tiering/host_nodes.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using pinned::NodePolicy;
 using test_support::MadeUpMachine;
 using test_support::TemporaryDirectory;
 
-/// Two nodes, cores of the first alone, and the whole file system on a disk of node `disk`.
+/// Two nodes, with cores on the first alone, and the whole file system on a disk of node `disk`.
 void fill(MadeUpMachine& machine, int disk) {
   const std::string nodes = "/sys/devices/system/node/";
   machine.write(nodes + "has_memory", "0-1");

@@ -1,8 +1,8 @@
-// Proves that nothing damaged is computed with: one byte in every 4 KiB of units on NVMe is flipped
-// in turn, behind the store's back, and each is found when its unit is acquired and at no other
-// time, with the shard and the block in the error, whether the unit is expanded in its slot or used
-// as it is, and also in a last block that is shorter than the others. A unit of several reads is
-// flipped here and there. A team that works backwards stands for one whose members run at once.
+// Proves that no damaged parameter is computed with. One byte in every 4 KiB of units on NVMe is
+// flipped in turn, behind the store's back. Each is detected when its unit is acquired and at no
+// other time, and the error names the shard and the block: if the unit is expanded in its slot or
+// used directly, and in a last block that is shorter than the others. A unit of several reads is
+// damaged at some places. An executor that works backwards stands for a thread pool.
 #include "tiering/residency.h"
 
 #include "kernels/cast.h"

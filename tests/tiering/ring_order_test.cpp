@@ -1,8 +1,8 @@
-// Proves the order of a pass through the ring over a port that is a clock and a disk's queue: every
-// task is done once and in turn, whatever the caller asks for and when; nothing is read while it is
-// written; a pass that may do so does what has come before tasks in memory; borrowed items read
-// further ahead and go back; tasks that only write get an item; an error ends the pass. Random
-// passes come with their seed.
+// Proves the order of a pass through the ring, with a port that is a clock and a disk's queue.
+// Every task is done once and in order, whatever the caller asks for and when. Nothing is read
+// while it is written. A pass that may work out of order does tasks whose data has arrived before
+// tasks in memory. Borrowed items read further ahead and are returned. Tasks that only write get an
+// item. An error ends the pass. Random passes print their seed.
 #include "tiering/ring_order.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace artesian::tiering {
 namespace {
 
 /// A disk that takes `transfer` for each read and write, one after the other, and a thread that
-/// takes `task` for each task. Times are whole numbers.
+/// takes `task` for each task. Times are integers.
 class Clocked {
  public:
   struct Item {
@@ -47,7 +47,7 @@ class Clocked {
   RingNeed need(const RingTask& of) const { return needs[of.index]; }
   Result<void> read(const RingTask& of, Item& item) {
     EXPECT_TRUE(is_idle(item));
-    for (const Item& other : own_) {  // nothing of it is on its way to the disk
+    for (const Item& other : own_) {  // none of it is in flight to the disk
       EXPECT_FALSE(&other != &item && other.holds == of && !is_idle(other)) << of.index;
     }
     if (of.index == fails_at) return make_error(ErrorCode::Io, "the disk");
@@ -107,7 +107,7 @@ constexpr RingNeed none = RingNeed::Nothing;
 constexpr RingNeed write = RingNeed::ToWrite;
 constexpr RingNeed read = RingNeed::ToRead;
 
-/// Tasks of one unit each two.
+/// Units of two tasks each.
 std::vector<RingTask> tasks_of(const Clocked& port) {
   std::vector<RingTask> tasks;
   for (std::uint64_t index = 0; index < port.needs.size(); ++index) {
@@ -184,7 +184,7 @@ TEST(RingOrder, GoesOnByItselfOnceHalfOfTheRingHasCome) {
   port.needs.assign(8, read);
   RingOrder<Clocked> order(port);
   begin(order, port);
-  port.now = port.transfer;  // one has come
+  port.now = port.transfer;  // one read has completed
   ASSERT_TRUE(order.advance_within(3).has_value());
   EXPECT_TRUE(port.done.empty());
   port.now = 2 * port.transfer;
@@ -197,7 +197,7 @@ TEST(RingOrder, BesideASeparateDeviceFewReadsDoNotHoldItUp) {
   for (const bool elsewhere : {true, false}) {
     Clocked port(4);
     port.elsewhere = elsewhere;
-    port.needs = {read, none, none, none};  // half of the ring will never come
+    port.needs = {read, none, none, none};  // the reads of half of the ring never complete
     RingOrder<Clocked> order(port);
     begin(order, port);
     EXPECT_FALSE(order.may_advance());
@@ -216,7 +216,7 @@ TEST(RingOrder, DoesWhatHasComeBeforeTasksInMemory) {
     begin(order, port);
     if (allowed) order.allow_out_of_turn([](std::uint32_t unit) { return unit != 4; });
     ASSERT_TRUE(order.advance_to(6).has_value());
-    // Unit 4, tasks 8 and 9, waits for its turn.
+    // Unit 4, tasks 8 and 9, is not yet due.
     const std::vector<std::uint64_t> out{0, 6, 7, 1, 2, 3, 4, 5};
     EXPECT_EQ(port.done, allowed ? out : up_to(6));
     ASSERT_TRUE(order.finish().has_value());
@@ -300,7 +300,7 @@ std::vector<RingTask> tasks_of_unit(std::uint32_t unit, std::uint64_t first, std
   return tasks;
 }
 
-// Units are added, demanded and cancelled while the pass is under way, in any order.
+// Units are added, demanded and cancelled during the pass, in any order.
 TEST(RingOrder, AnOpenPassDoesWhatItIsGivenAndNothingThatIsCancelled) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

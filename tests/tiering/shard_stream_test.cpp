@@ -1,5 +1,5 @@
-// Proves that a stream hands out every byte of a shard once, in order and verified, whatever the
-// sizes of shard, block and piece and the number of buffers; and that a flipped bit is an error.
+// Proves that a stream returns every byte of a shard once, in order and verified, for any sizes of
+// shard, block and piece and any number of buffers; and that a flipped bit is an error.
 #include "tiering/shard_stream.h"
 
 #include "tests/tiering/tier_store_harness.h"
@@ -26,7 +26,7 @@ Result<void> write_all(Harness& harness, TierStore& store, const ShardStreamOpti
   return writer.close();
 }
 
-/// Reads all; the number of wrong bytes.
+/// Reads all. Returns the number of wrong bytes.
 Result<std::uint64_t> read_all(Harness& harness, TierStore& store,
                                const ShardStreamOptions& options) {
   ARTESIAN_TRY(reader, ShardReader::open(store, only, *harness.staging, options));

@@ -1,6 +1,6 @@
-// Proves that a store with work in flight can be closed at any instant (row 12 of the reliability
-// table): within its deadline, and leaving descriptors, threads, maps, locked memory and the
-// directory as they were. The instant is a random number of transfers and a random pause. 100
+// Proves that a store with transfers in flight can be closed at any instant (row 12 of the
+// reliability table): within its deadline, and with descriptors, threads, maps, locked memory and
+// the directory as before. The instant is a random number of transfers and a random pause. 100
 // instants for each engine, 1,000 with ARTESIAN_SOAK=1.
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ class OneRun {
   }
   bool available() const { return store_ != nullptr; }
 
-  /// Starts transfers, each of a shard of its own as long as none of it is in flight.
+  /// Starts transfers, of shards that have none in flight.
   void work(std::mt19937_64& random) {
     const std::uint64_t count = random() % 24;
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -110,7 +110,7 @@ TEST_P(Shutdown, AtAnyInstantLeavesEverythingAsItWas) {
     run.close();
     return true;
   };
-  for (int i = 0; i < 20; ++i) {  // the C library keeps some arenas for threads to come
+  for (int i = 0; i < 20; ++i) {  // the C library keeps some arenas for later threads
     if (!once()) GTEST_SKIP() << "the kernel refuses this engine";
   }
   const auto before = test_support::Baseline::now();

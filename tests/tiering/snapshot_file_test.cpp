@@ -1,7 +1,7 @@
-// Proves that a snapshot's file holds each block as it was given, in any order, with a sum that no
-// other place, step or checkpoint shares; that the n-th operation failing, for all n, is the
-// snapshot's fault and nobody else's; and that a disk which never answers costs its buffers and a
-// bounded wait, for all n. On CrashFiles, and on the kernel's.
+// Proves that a snapshot's file holds each block as it was passed, in any order, with a checksum
+// that no other place, step or checkpoint shares. If the n-th operation fails, for all n, only the
+// snapshot fails. A disk that never answers costs its buffers and a bounded wait, for all n. On
+// CrashFiles, and on the kernel's files.
 #include "tiering/snapshot_file.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<SnapshotBlock> some_blocks(std::size_t count) {
   return blocks;
 }
 
-/// Lends buffers and counts what came back.
+/// Lends buffers and counts those that were returned.
 struct Buffers final : BufferOwner {
   ~Buffers() {
     for (std::byte* data : out) std::free(data);
@@ -83,7 +83,7 @@ void write_block(SnapshotFile& snapshot, const std::vector<SnapshotBlock>& block
   snapshot.write(block, std::move(lease));
 }
 
-/// Writes every block, backwards; returns what became of it.
+/// Writes every block, in reverse order. Returns the outcome.
 Result<void> write_all(SnapshotFile& snapshot, const std::vector<SnapshotBlock>& blocks,
                        Buffers& buffers) {
   for (std::uint64_t left = blocks.size(); left-- > 0;) {
@@ -177,7 +177,7 @@ TEST(SnapshotFile, ABlockThatIsTakenBackIsWrittenAgain) {
   expect_content(files.bytes_of("/disk/data"), blocks);
 }
 
-// A disk that reorders what is on its way.
+// A disk that reorders the requests in flight.
 TEST(SnapshotFile, CountsTheBytesOfTheBlocksThatItHas) {
   CrashFiles files;
   auto folder = files.open_folder("/disk").value();
@@ -257,7 +257,7 @@ TEST(SnapshotFile, ADiskThatNeverAnswersCostsItsBuffersAndABoundedWait) {
   for (std::uint64_t hung = 0; hung < 90;) {
     CrashFiles files;
     const auto folder = files.open_folder("/disk");
-    static auto& buffers = *new Buffers;  // what was lent for ever lies in it
+    static auto& buffers = *new Buffers;  // buffers that are never returned lie in it
     auto snapshot = create(**folder, blocks, options_for(files, patience));
     ASSERT_TRUE(snapshot.has_value());
     const int abandoned = buffers.abandoned;
@@ -271,7 +271,7 @@ TEST(SnapshotFile, ADiskThatNeverAnswersCostsItsBuffersAndABoundedWait) {
     EXPECT_EQ(buffers.out.size(), static_cast<std::size_t>(buffers.abandoned));
     static auto& kept = *new std::vector<Result<std::unique_ptr<SnapshotFile>>>;
     kept.push_back(std::move(snapshot));
-    if (buffers.abandoned > abandoned + 1 && patience < 2.0) {  // others were late, too
+    if (buffers.abandoned > abandoned + 1 && patience < 2.0) {  // other answers were late, too
       patience *= 2;
       continue;
     }

@@ -1,5 +1,5 @@
-// Any bytes as a file of checksums: it is refused, or has blocks that fill the data exactly and is
-// written as it was read. The first eight bytes say how long the data is.
+// Any bytes as a file of checksums: it is refused, or its blocks cover the data exactly and it is
+// written as it was read. The first eight bytes are the length of the data.
 #include <cstring>
 
 #include "base/check.h"

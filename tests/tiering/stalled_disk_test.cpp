@@ -1,7 +1,7 @@
-// Proves what a disk that stops answering costs: one deadline, a Timeout that says what hangs, and
-// no abort; that what comes back late is taken as if nothing had been; that no file of a disk is
-// touched that hung while it was measured at the start; and that more transfers than the table of
-// those in flight holds wait for their turn.
+// Proves what a disk that stops answering costs: one deadline and a Timeout that names what hangs,
+// without an abort. Late answers are accepted as usual. Files of a disk that hung while it was
+// measured at the start are not touched. Transfers beyond the size of the table of those in flight
+// wait for their turn.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,8 +24,7 @@ namespace {
 
 constexpr std::uint64_t sector = 4096;
 constexpr double patience_s = 0.3;
-// Of 32 transfers, each with a deadline of its own; what is left above one deadline is for a busy
-// machine.
+// 32 transfers with a deadline each. A test takes one deadline; the rest is for a busy machine.
 constexpr double too_many_deadlines_s = 32 * patience_s;
 constexpr ShardId first{0};
 
@@ -131,7 +130,7 @@ TEST_F(StalledDisk, AStagingItemFinishesLater) {
   EXPECT_TRUE(store_->close().has_value());
 }
 
-// What is asked of a hung file system, it answers never: its files stay there, open and locked.
+// A hung file system never answers, so its files stay open and locked.
 class StalledAtTheStart : public testing::Test {
  protected:
   StalledAtTheStart() { harness_.memory_engine->hold(); }
@@ -183,7 +182,7 @@ TEST_F(StalledAtTheStart, SoDoesOneOfSeveralPathsBeforeAnythingIsPlaced) {
   const std::vector<std::string> directories{harness_.directory() + "/a",
                                              harness_.directory() + "/b"};
   auto memory = pinned::Pool::create({.bytes = 32 << 20, .lock = pinned::Lock::Never}).value();
-  std::swap(memory, harness_.host);  // of which weighing takes
+  std::swap(memory, harness_.host);  // measuring takes memory of this pool
   const auto opened = open({.directories = directories,
                             .volumes = {{0, 1}},
                             .run_id = run_id,
@@ -194,7 +193,7 @@ TEST_F(StalledAtTheStart, SoDoesOneOfSeveralPathsBeforeAnythingIsPlaced) {
   expect_untouched(directories);
 }
 
-/// Lends one sector after the other, each once: more of them than a pool of these tests holds.
+/// Lends sectors one after the other, each once: more of them than a pool of these tests holds.
 class Sectors final : public BufferOwner {
  public:
   explicit Sectors(std::size_t count)
@@ -215,7 +214,8 @@ class Sectors final : public BufferOwner {
   std::atomic<int> lent_{0};
 };
 
-/// No answer before release(); from then on each takes longer than asking for the next transfer.
+/// No answer before release(). Later each answer takes longer than the request for the next
+/// transfer.
 class SlowAnswers final : public aio::FaultSeam {
  public:
   std::int64_t answer(const aio::Block&, std::int64_t result) noexcept override {
@@ -259,7 +259,8 @@ TEST(InFlightLimit, MoreTransfersThanTheTableHoldsWaitForTheirTurn) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-// The disk hangs with the table full: no abort, and the same Timeout for all, after one deadline.
+// The disk hangs while the table is full: all transfers end in the same Timeout after one deadline,
+// without an abort.
 TEST(InFlightLimit, AFullTableOnAStalledDiskEndsInTimeouts) {
   Harness harness(Backend::Memory);
   auto store =

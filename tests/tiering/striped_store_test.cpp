@@ -1,5 +1,5 @@
-// A store whose shards are divided over several paths: the bytes come back whatever the division,
-// failures name the path that they happened on, a slow disk holds up no other, and nothing is left.
+// A store whose shards are divided over several paths: bytes are read as written for any division,
+// failures name their path, a slow disk delays no other, and nothing is left.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint64_t sector = 4096;
 constexpr ShardId first{0};
 
-/// No answer about files of the second path before release().
+/// No answer for files of the second path before release().
 class HeldAnswers final : public aio::FaultSeam {
  public:
   std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {
@@ -109,7 +109,7 @@ Result<void> write(Paths& paths, TierStore& store, ShardId id, ByteRange range,
   return write_buffer(store, id, range, std::move(buffer));
 }
 
-/// Errors: of the transfer, and of the first block that is not what was written.
+/// Returns the error of the transfer, or of the first block that differs from what was written.
 Result<BufferLease> read(Paths& paths, TierStore& store, ShardId id, ByteRange range) {
   ARTESIAN_TRY(buffer, read_buffer(store, id, range, paths.pool->lease(range.length).value()));
   const std::uint64_t block_bytes = store.shard(id).block_bytes;
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, StripedStore,
                          testing::Values(aio::EngineKind::Threads, aio::EngineKind::IoUring),
                          [](const auto& given) { return aio::engine_kind_name(given.param); });
 
-/// Random shards, ranges, paths and weights: what is read is what was written last.
+/// Random shards, ranges, paths and weights: reads return what was written last.
 TEST_P(StripedStore, BytesComeBackWhateverTheDivision) {
   std::mt19937_64 random(test_support::test_seed(42));
   for (std::uint32_t count = 1; count <= 4; ++count) {
@@ -270,7 +270,7 @@ TEST(SwapOverPaths, ASlowPathHoldsUpNoOther) {
   options.volumes.push_back({0});
   auto store =
       paths.open(options, {shard_of(2 << 20, sector), shard_of(64 << 10, sector, 1)}).value();
-  // Far more blocks for the slow path than there are slots in the kernel.
+  // Far more blocks for the slow path than the kernel has slots.
   Transfer slow;
   BufferLease buffer = paths.pool->lease(2 << 20).value();
   for (std::uint64_t block = 0; block < 512; ++block) {
@@ -383,7 +383,7 @@ TEST(SwapOverPaths, TooFewDescriptorsNameThePath) {
   EXPECT_EQ(system_files().list("/proc/self/fd").value().size(), before);
 }
 
-/// Two disks in memory, with a room of their own each: what lies below "/disk/b" is on the second.
+/// Two disks in memory, each with its own capacity: files below "/disk/b" are on the second.
 class TwoDisks final : public FileSystem {
  public:
   TwoDisks(std::uint64_t bytes_first, std::uint64_t bytes_second)
@@ -428,7 +428,7 @@ TEST(SwapOverPaths, APathWithTooLittleSpaceIsNamedWithTheBytes) {
   const TierStoreOptions options{
       .directories = {"/disk/a", "/disk/b"}, .volumes = {{0, 1}}, .run_id = 7};
   constexpr std::uint64_t room = 3 << 20;
-  // Less and more than what is measured before anything is placed: the message is the same.
+  // Less and more than is measured before files are placed: the message is the same.
   for (const std::uint64_t bytes : {std::uint64_t{20} << 20, std::uint64_t{80} << 20}) {
     TwoDisks files(200 << 20, room);
     const auto refused =
@@ -459,7 +459,7 @@ TEST(SwapOverPaths, ADiskThatHangsWhileItIsMeasuredIsATimeout) {
       TierStore::open(options, {shard_of(80 << 20, 1 << 20)}, *pool, *pool, engine, files);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::Timeout);
-  EXPECT_EQ(pool->statistics().bytes_in_use, 0u);  // what had not reached the kernel came back
+  EXPECT_EQ(pool->statistics().bytes_in_use, 0u);  // unsent buffers were returned
 }
 
 }  // namespace

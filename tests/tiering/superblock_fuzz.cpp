@@ -27,7 +27,7 @@ T field(const std::uint8_t* record, std::size_t offset) {
   return value;
 }
 
-/// Returns what the header of superblock.h says of one copy.
+/// Decodes one copy as the header of superblock.h describes it.
 std::optional<Superblock> naive_decode(const std::uint8_t* record) {
   if (std::memcmp(record, "ARTSWAP1", 8) != 0) return std::nullopt;
   if (field<std::uint64_t>(record, checksum_offset) !=

@@ -1,6 +1,6 @@
-// Proves what becomes of a swap file and its lock where the kernel refuses a call: a file or a lock
-// that cannot be removed is an error and holds nobody up, room that is refused leaves nothing, and
-// a lock's name that leads elsewhere meanwhile is neither taken for ours nor removed.
+// Proves how a swap file and its lock behave if the kernel refuses a call. A file or a lock that
+// cannot be removed is an error and blocks nobody. Refused space leaves nothing. A lock's name that
+// leads to another file meanwhile is neither taken for ours nor removed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Error refusal(int system_error, const std::string& path) {
   return error;
 }
 
-/// Room is refused late: what was asked for is there by half.
+/// Space is refused late, when half of it has been reserved.
 class RefusedRoomFile final : public ForwardingFile {
  public:
   using ForwardingFile::ForwardingFile;
@@ -48,7 +48,7 @@ class RefusedWriteFile final : public ForwardingFile {
   }
 };
 
-/// The kernel's files, but for the calls that a test refuses.
+/// The kernel's files, except for the calls that a test refuses.
 class RefusingFiles final : public DivertedFiles {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path,
@@ -66,7 +66,7 @@ class RefusingFiles final : public DivertedFiles {
     return DivertedFiles::status(path);
   }
 
-  std::string keeps = "\n";  // names that end so stay
+  std::string keeps = "\n";  // names that end so cannot be removed
   std::function<std::unique_ptr<File>(std::unique_ptr<File>)> wrap;
   std::function<void(const std::string&)> before_status;
 };
@@ -89,7 +89,7 @@ class SwapDurability : public testing::Test {
     return found;
   }
   std::string lock_name() const { return folder_.path() + "/" + lock_file_name(0); }
-  /// Somebody else can have the folder, and leaves it empty.
+  /// Another process can have the folder, and leaves it empty.
   void expect_free() {
     auto next = SwapFile::create(options(2), system_files());
     ASSERT_TRUE(next.has_value()) << next.error().to_string();
@@ -97,7 +97,7 @@ class SwapDurability : public testing::Test {
     EXPECT_TRUE((*next)->close().has_value());
     EXPECT_EQ(names(), std::vector<std::string>());
   }
-  /// Another file under the lock's name.
+  /// Puts another file under the lock's name.
   void replace_lock() const {
     fs::remove(lock_name());
     ASSERT_TRUE(system_files().open(lock_name(), {.create = Create::Exclusive}).has_value());
@@ -117,7 +117,7 @@ TEST_F(SwapDurability, AFileThatCannotBeRemovedIsAnErrorAndHoldsNobodyUp) {
     ASSERT_FALSE(closed.has_value());
     EXPECT_EQ(closed.error().system_error, EIO);
     EXPECT_TRUE(closed.error().file.ends_with(ending)) << closed.error().to_string();
-    EXPECT_EQ(names().size(), 1u);  // what cannot be removed, and no more
+    EXPECT_EQ(names().size(), 1u);  // the file that cannot be removed, and no more
     expect_free();
     swap.reset();
     EXPECT_TRUE(test_support::Baseline::settled(before) <= before);
@@ -156,7 +156,7 @@ TEST_F(SwapDurability, ALockWhoseNameIsAnothersIsNotRemoved) {
   expect_free();
 }
 
-/// Between the lock and the look at its name: whoever comes next locks the file that has it.
+/// Between the lock and the check of its name: a later process locks the file that has the name.
 TEST_F(SwapDurability, ALockWhoseNameWasReplacedMeanwhileIsTakenAgain) {
   int looks = 0;
   files_.before_status = [&](const std::string&) {

@@ -1,6 +1,6 @@
-// Proves that one directory never serves two runs at once, and that dead runs leave no trouble:
-// real processes, real locks, real SIGKILL. What the second process is told, what it may remove,
-// and that racing processes never hold the directory together.
+// Proves that one directory never serves two runs at once, and that dead runs cause no trouble:
+// with real processes, locks and SIGKILL. It shows what the second process is told, what it may
+// remove, and that racing processes never hold the directory together.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
@@ -29,10 +29,10 @@ using test_support::TemporaryDirectory;
 constexpr std::uint64_t payload_offset = 4 * 4096;  // after the superblocks
 constexpr std::uint64_t writes_in_flight = 32;      // of 1 MiB
 
-/// Says what a holder does until it is killed.
+/// What a holder does until it is killed.
 enum class Busyness : std::uint8_t { Idle, Writing, WithChild };
 
-/// Never ends: the whole payload in flight at any time, or a child of its own that outlives it.
+/// Never ends. The whole payload is in flight all the time, or a child process outlives it.
 [[noreturn]] void hold_busily(SwapFile& swap, Busyness busyness, int ready) {
   const auto engine = aio::make_threads({.block_size = 1 << 20, .queue_depth = 8}).value();
   std::deque<aio::Completion> writes(writes_in_flight);
@@ -93,7 +93,7 @@ class Holder {
   pid_t pid_ = 0;
 };
 
-/// How long the calls so far took; printed, since a busy machine may take as long as it likes.
+/// Prints how long the calls took so far, since a busy machine may be slow.
 void print_seconds_since(std::chrono::steady_clock::time_point start, const char* what) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf("%s after %.3f s\n", what, seconds.count());
@@ -172,7 +172,8 @@ TEST(SwapSharing, AHolderKilledWithWritesInFlightFreesThePath) {
     ::kill(holder.pid(), SIGKILL);  // not waited for: the kernel still ends its writes
     const SwapFileOptions options{.directory = directory.path(), .run_id = 99, .bytes = 1};
     auto next = SwapFile::create(options, system_files());
-    // It waits for a holder that is ending; for one that a busy machine lets end late, not enough.
+    // It waits for a holder that is ending, but not long enough for one that ends late on a busy
+    // machine.
     while (!next.has_value() && next.error().code == ErrorCode::Busy &&
            std::chrono::steady_clock::now() < start + std::chrono::seconds(60)) {
       next = SwapFile::create(options, system_files());
@@ -186,7 +187,7 @@ TEST(SwapSharing, AHolderKilledWithWritesInFlightFreesThePath) {
 }
 
 TEST(SwapSharing, AChildOfAKilledHolderDoesNotKeepThePath) {
-  // So that the grandchild becomes ours to end, whatever happens.
+  // Makes the grandchild ours to end, whatever happens.
   ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   const TemporaryDirectory directory;
   Holder holder({.directory = directory.path(), .run_id = 1, .bytes = writes_in_flight << 20},
@@ -247,7 +248,8 @@ TEST(SwapSharing, OnlyOwnUnlockedLeftoversAreRemoved) {
   EXPECT_EQ(fs::file_size(directory.file("notes.txt")), 18u);
 }
 
-// Takes and leaves the directory `rounds` times; inside, a token file must not exist. 0 = right.
+// Takes and leaves the directory `rounds` times. Inside, a token file must not exist. Returns 0 if
+// all was right.
 int race_child(const std::string& directory, const std::string& token, std::uint64_t run) {
   for (int round = 0; round < 25;) {
     auto swap =

@@ -1,5 +1,5 @@
-// What the tests of TierStore share: a store over each engine (in memory, thread pool, io_uring),
-// faults in the answers of the kernel, and patterns that differ between any two blocks.
+// Shared by the tests of TierStore: a store over each engine (in memory, thread pool, io_uring),
+// faults in the kernel's answers, and patterns that differ between any two blocks.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Proves that what a TierStore gives back is what it was given, on every engine; that homes are
-// apart and budgets hard; that failures name shard, file and offset; that bytes are counted
-// exactly; and that nothing is left. Damage to the stored bytes is tests/tiering/corruption_test.
+// Proves that a TierStore returns what it was given, on every engine; that homes do not overlap and
+// budgets are hard; that failures name shard, file and offset; that bytes are counted exactly; and
+// that nothing is left. tests/tiering/corruption_test damages the stored bytes.
 #include "tiering/tier_store.h"
 
 #include <gtest/gtest.h>
@@ -158,7 +158,7 @@ TEST_P(TierStoreTest, DiskErrorsNameShardFileAndOffset) {
   EXPECT_EQ(written.error().message.rfind("writing shard h.0 master: ", 0), 0u)
       << written.error().to_string();
 
-  // Nobody knows what the file holds now: the first cause sticks, for every shard in it.
+  // The file's content is unknown now: the first cause sticks, for every shard in it.
   harness_.faults.system_error = 0;
   const auto later = write_range(harness_, *store, id, {0, 64 * sector}, 3);
   ASSERT_FALSE(later.has_value());
@@ -313,7 +313,7 @@ TEST_P(TierStoreTest, AShadowIsTakenBackOrBecomesThePlace) {
   EXPECT_TRUE(store->close().has_value());
 }
 
-// Shards have the same bytes at the same place, as often written.
+// Shards with the same bytes at the same place, written as often.
 TEST(TierStoreGrow, AShadowsChecksumsAreNotThoseOfItsPlace) {
   Harness harness(Backend::Memory);
   auto store =
@@ -459,7 +459,7 @@ TEST_F(TierStoreDeathTest, AShadowThatWasNotSealedWholeCannotBeKept) {
 }
 
 TEST_F(TierStoreDeathTest, OverlappingTransfersAbort) {
-  // Blocks of one sector. Of six, the third and fourth are on their way.
+  // Blocks of one sector. Of six, the third and fourth are in flight.
   constexpr std::uint64_t under_way = 2, after = 4, sectors = 6;
   auto store = harness_.open({nvme_shard("t", sectors * sector, sector)}, Verify::Full, 60, 1);
   ASSERT_TRUE(store.has_value());

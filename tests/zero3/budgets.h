@@ -1,5 +1,5 @@
-// Budgets for tests that mean a tier: the host memory at which something first holds of the
-// placement. More would take state off NVMe.
+// Budgets for tests that need state in a certain tier: the least host memory at which a property of
+// the placement holds. More memory would take state off NVMe.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,8 @@
 
 namespace artesian::zero3 {
 
-/// The least host budget at which `holds(placement)`, which must hold of all larger ones, too.
+/// The least host budget at which `holds(placement)` is true. It must be true of all larger ones,
+/// too.
 template <typename Holds>
 std::uint64_t least_host_budget(PlacementRequest request, const Holds& holds) {
   std::uint64_t low = 0;
@@ -22,8 +23,8 @@ std::uint64_t least_host_budget(PlacementRequest request, const Holds& holds) {
   return high;
 }
 
-/// Room for all gradients, and for next to nothing else: parameters and optimizer state stay on
-/// NVMe, if that is their home.
+/// Room for all gradients and next to nothing else: parameters and optimizer state stay on NVMe if
+/// that is their home.
 inline std::uint64_t host_budget_for_gradients(const Module& module, const Config& config,
                                                bool split_master = true) {
   return least_host_budget({.parameters = &module.parameters(),

@@ -1,5 +1,5 @@
-// Shares what tests of a StepCore need whose state is meant for swap files: a configuration, and
-// budgets that keep it there.
+// Shared by tests of a StepCore whose state is in swap files: a configuration, and budgets that
+// keep the state there.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ inline std::string error_of(const auto& result) {
   return result.has_value() ? "" : result.error().to_string();
 }
 
-/// Makes a configuration of steps of one sample. All state is in this folder.
+/// Makes a configuration with steps of one sample. All state is in this folder.
 inline Config config_on_nvme(const std::string& folder) {
   Config config;
   config.micro_batch_size = 1;
@@ -29,7 +29,7 @@ inline Config config_on_nvme(const std::string& folder) {
   return config;
 }
 
-/// The least host memory that has room for the gradients. `device`: bytes.
+/// The least host memory that holds the gradients. `device`: bytes.
 inline StepCoreOptions options_on_nvme(const ModelShape& shape, const Config& config,
                                        bool split_master = true, std::uint64_t device = 1 << 20) {
   const std::uint64_t host =

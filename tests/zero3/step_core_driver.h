@@ -26,7 +26,7 @@ inline constexpr std::uint64_t row_width = 16;
 struct Case {
   DType dtype = DType::Float32;
   double clipping = 1.0;       // of 0.001, every step is clipped
-  bool check_overflow = true;  // bf16: false lets an update begin for good
+  bool check_overflow = true;  // bf16: false makes updates under backward final
   bool speculative = true;
   std::uint64_t accumulation = 2;
   double learning_rate = 1e-2;
@@ -54,8 +54,8 @@ inline std::vector<GroupOptions> decay_and_none() {
   return {{}, {.lr = 3e-3, .weight_decay = 0.0, .beta2 = 0.99}};
 }
 
-/// Runs a small model: forward enters the stages' units in order, backward in reverse, and each
-/// parameter's gradient is made of the numbers of its step and micro-batch.
+/// Runs a small model: forward enters the stages' units in order, backward in reverse. Each
+/// parameter's gradient is made from the numbers of its step and micro-batch.
 class Driver {
  public:
   explicit Driver(
@@ -94,7 +94,7 @@ class Driver {
     ASSERT_EQ(error_of(core->initialize(weights, {})), "");
   }
 
-  /// The first `stages` of a forward.
+  /// Enters the first `stages` of a forward.
   void enter_forward(std::size_t stages, bool leave_last = true) {
     for (std::size_t stage = 0; stage < stages; ++stage) {
       ASSERT_EQ(error_of(core->enter(core->layout().stages[stage])), "");
@@ -158,7 +158,7 @@ class Driver {
     taken_back += result->taken_back;
     return std::move(result).value();
   }
-  /// Writes over all that lies in the swap files, past the page cache.
+  /// Overwrites the content of the swap files, past the page cache.
   void damage_swap_files() const {
     EXPECT_GT(test_support::damage_files(directory_.path(), 65536), 0);
   }

@@ -34,7 +34,7 @@ struct TierOptions {
   DType moments = DType::Float32;
 };
 
-/// Decides where everything lives: by default on NVMe, in `directory`, but for the gradients.
+/// Decides where everything lives: by default on NVMe, in `directory`, except gradients.
 inline Placement place(const SmallModel& model, const TierOptions& options,
                        const std::string& directory) {
   Config config;
@@ -89,7 +89,7 @@ class Tiers {
   bool closed_ = false;
 
  public:
-  /// `engine`: null for one of threads.
+  /// `engine`: null for the threads engine.
   Tiers(SmallModel described, const TierOptions& options,
         std::unique_ptr<aio::Engine> engine = nullptr)
       : engine_(std::move(engine)), model(std::move(described)) {

@@ -1,5 +1,5 @@
-// What the tests of the update under backward share: an engine of a tiny model that makes all of
-// the update there that may be, and its steps in parts.
+// Shared by the tests of the update under backward: an engine of a tiny model that updates there as
+// much as allowed, and its steps in parts.
 #pragma once
 
 #include "zero3/step/under_backward.h"
@@ -18,7 +18,7 @@ class UpdateUnderBackward : public Equality {
  protected:
   UpdateUnderBackward() : Equality(tiny), batch(scale.samples, scale.length) {
     at::set_num_threads(1);
-    track_activations();  // memory like that which a larger model's leave is lent
+    track_activations();  // lends memory as a larger model's activations leave it
     static_cast<void>(at::empty({4 << 20}));
   }
 
@@ -45,7 +45,7 @@ class UpdateUnderBackward : public Equality {
     return static_cast<std::size_t>(std::count(units.begin(), units.end(), true));
   }
 
-  // All on NVMe in bf16, but for the gradients; an untied head.
+  // All on NVMe in bf16, except gradients; an untied head.
   const Choice run{2, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1};
   TokenBatch batch;
 };

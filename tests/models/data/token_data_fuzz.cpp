@@ -50,8 +50,8 @@ bool naive_accepts(std::span<const std::uint8_t> bytes, std::size_t width, bool 
          ids.size() >= static_cast<std::uint64_t>(options.sequence_length) + 1;
 }
 
-/// True if it may be refused, or read as something else, by what its bytes look like: as a format
-/// that is known, as binary, as JSON lines, as wider ids.
+/// True if the reader may refuse it, or read it in another form, judged by its bytes: a known
+/// format, binary data, JSON lines, wider ids.
 bool is_other_form(std::span<const std::uint8_t> bytes, bool text,
                    const std::vector<std::int64_t>& ids) {
   static const std::string firsts("\x1f\x28\x42\xfd\x04PA7\x7f\x93\x89S%\xff\x80\xfe");
@@ -106,7 +106,7 @@ void read(std::span<const std::uint8_t> head, std::span<const std::uint8_t> byte
   const auto ids = naive_ids(bytes, width);
   auto data = TokenData::open(options);
   const bool may_be_another = is_other_form(bytes, text, ids);  // token_data_test.cpp has these
-  if (may_be_another && data.has_value() && text) return;       // read as JSON lines, say
+  if (may_be_another && data.has_value() && text) return;       // as JSON lines, for example
   const bool accepts = naive_accepts(bytes, width, text, ids, options);
   ARTESIAN_CHECK(data.has_value() == accepts || (may_be_another && !data.has_value()));
   if (data.has_value()) return check_samples(*data, ids, options);

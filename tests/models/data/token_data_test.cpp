@@ -1,7 +1,7 @@
 // Proves that the windows of `--data` are those that interfaces.md describes, for ids in both
-// widths, bytes of a file and of a folder; that every pass of a shuffled order is a permutation
-// that the seed decides; that what cannot be trained on is one clear line; and that the tokenising
-// script is run and its failures are told. (The script itself is tested in tests/python.)
+// widths and bytes of a file and of a folder. Every pass of a shuffled order is a permutation that
+// the seed decides. Data that cannot be trained on gives one clear line. The tokenising script is
+// run and its failures are reported. (tests/python tests the script itself.)
 #include "models/data/token_data.h"
 
 #include <gtest/gtest.h>
@@ -317,7 +317,7 @@ TEST(TokenData, BadTextBytesAreThoseThatNoTextHas) {
   EXPECT_EQ(bad_text_bytes(" \xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80 \xe9t"), 2u + 3u + 4u + 1u);
 }
 
-/// Kept by their texts, and by all that makes tokens of them.
+/// Cached by their texts, and by all that decides how these become tokens.
 TEST(TokenCache, KeysDifferWithAllThatDecidesTheTokens) {
   const TemporaryDirectory folder;
   const auto key = [&](const std::string& text, const std::string& tokenizer,
@@ -346,7 +346,7 @@ TEST(TokenCache, KeysDifferWithTheBordersOfFiles) {
     }
     return TokenCache::key(origin).value();
   };
-  // As another file's beginning would be, were the length of each not part of it.
+  // Without each text's length in the key, this would equal the beginning of another file.
   const std::string border = std::string("\4\0\0\0\0\0\0\0text", 12) + std::string(8, '\0');
   const std::set<std::string> keys{key({"abc"}),         key({"ab", "c"}),
                                    key({"a", "bc"}),     key({"c", "ab"}),
@@ -452,7 +452,7 @@ TEST_F(Tokenize, TokensAreKeptFromRunToRun) {
   EXPECT_EQ(runs(), 5u);
   options.before_long_work = [] { return make_error(ErrorCode::NoSpace, "no such disk"); };
   EXPECT_EQ(runs(), 5u);
-  options.token_cache = folder_.path() + "/text.txt/none";  // where nothing can be kept
+  options.token_cache = folder_.path() + "/text.txt/none";  // where no cache can be made
   EXPECT_EQ(error_of(options), "no such disk");
   options.before_long_work = {};
   EXPECT_EQ(runs(), 6u);
@@ -493,7 +493,7 @@ TEST_F(Tokenize, AStopEndsTheScript) {
   ASSERT_FALSE(opened.has_value());
   EXPECT_EQ(opened.error().code, ErrorCode::Cancelled);
   EXPECT_TRUE(temporary_is_empty());
-  EXPECT_EQ(::kill(std::stoi(folder_.read("pid")), 0), -1);  // waited for: it is no more
+  EXPECT_EQ(::kill(std::stoi(folder_.read("pid")), 0), -1);  // reaped, so no longer there
   EXPECT_EQ(errno, ESRCH);
 }
 

@@ -1,6 +1,6 @@
-// Runs the contract of device backends on a GPU, and proves what is its own: memory beyond the
-// GPU's is an error that names the budget and both sizes, and leaves the device as it was; an index
-// that is not there is refused by name. Skips (exit 77) where there is no device.
+// Runs the contract of device backends on a GPU, and proves what is CUDA's own. Memory beyond the
+// GPU's is an error that names the budget and both sizes, and leaves the device as it was. An index
+// without a GPU is refused by name. Skips (exit 77) without a device.
 #include "tiering/device/cuda_device.h"
 
 #include <cuda_runtime_api.h>

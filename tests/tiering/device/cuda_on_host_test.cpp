@@ -1,7 +1,7 @@
 // Proves on a CUDA runtime that runs on the host (tests/support/cuda_on_host) what no GPU does on
-// demand: memory that is not enough, any call that fails, work that fails later, a device that does
-// not answer, drivers and GPUs that cannot be used, and another device chosen meanwhile; each time
-// the error says what to do, and all is given back. And of that runtime, that mistakes show.
+// demand: too little memory, any call that fails, work that fails later, a device that does not
+// answer, unusable drivers and GPUs, another device selected meanwhile. Each time the error says
+// what to do, and all resources are released. It also proves that this runtime shows mistakes.
 #include "tiering/device/cuda_device.h"
 
 #include <cuda_runtime_api.h>
@@ -45,7 +45,7 @@ class CudaOnHostTest : public testing::Test {
     pool = device->create_arena(1 << 20).value();
     memory = pool->range().data();
   }
-  /// To the device, through a kernel of each queue, and back.
+  /// Copies to the device, through a kernel of each queue, and back.
   Result<void> use() {
     auto* values = reinterpret_cast<float*>(memory + 8192);
     ARTESIAN_TRY_VOID(device->copy_to_device(memory, sent.data(), sent.size()));
@@ -127,7 +127,7 @@ TEST_F(CudaOnHostTest, AnyCallMayFailAndIsReportedAndLosesNothing) {
       pool.reset();
       device.reset();
       EXPECT_EQ(CudaOnHost::left().empty(), works) << CudaOnHost::left();
-      // Whether work has passed cannot be asked: the device is given up.
+      // If the state of work cannot be queried, the device is given up.
       EXPECT_TRUE(works || std::string(call) == "cudaEventQuery") << call;
     }
   }
@@ -159,7 +159,7 @@ TEST_F(CudaOnHostTest, WorkThatFailsIsReportedWithWhatToDoByWhateverIsCalledNext
       device.reset();
     }
   }
-  CudaOnHost::reset();  // a device that has failed gives nothing back
+  CudaOnHost::reset();  // a device that has failed releases nothing
 }
 
 TEST_F(CudaOnHostTest, ADeviceThatDoesNotAnswerIsGivenUpAtTheDeadlineAndItsMemoryIsLeftAlone) {
@@ -201,7 +201,7 @@ TEST_F(CudaOnHostTest, ADeviceThatAnswersAgainGoesOn) {
 TEST_F(CudaOnHostTest, NothingIsInFlightOnceADeviceOrItsArenaIsGone) {
   open();
   ASSERT_TRUE(device->copy_to_device(memory, sent.data(), sent.size()).has_value());
-  pool.reset();  // else the copy would go to memory that is freed
+  pool.reset();  // the copy would otherwise write to freed memory
   pool = device->create_arena(1 << 20).value();
   memory = pool->range().data();
   ASSERT_TRUE(device->copy_to_device(memory, sent.data(), sent.size()).has_value());
@@ -218,7 +218,7 @@ TEST_F(CudaOnHostTest, NothingIsInFlightOnceADeviceOrItsArenaIsGone) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // runs what is left
 }
 
-/// Addresses without memory, until they are touched.
+/// Reserved addresses that have no memory until they are touched.
 class Reserved {
  public:
   explicit Reserved(std::uint64_t bytes) {
@@ -259,7 +259,7 @@ TEST_F(CudaOnHostTest, WhatIsPageLockedAlreadyIsLeftOutAndCopiesMayCrossIt) {
   const Reserved host(2 * piece);
   const std::span<std::byte> buffers = host.range.subspan(piece - 8192, 16384);
   ASSERT_TRUE(device->register_host(buffers).has_value());
-  for (int turn = 0; turn < 2; ++turn) {  // the second one has nothing left to do
+  for (int turn = 0; turn < 2; ++turn) {  // the second turn has nothing left to do
     const auto registered = device->register_host(host.range);
     ASSERT_TRUE(registered.has_value()) << registered.error().to_string();
     EXPECT_NE(CudaOnHost::left().find("3 registrations"), std::string::npos) << CudaOnHost::left();
@@ -288,7 +288,7 @@ TEST_F(CudaOnHostTest, WhatWasPageLockedBeforeAnErrorIsUsedAndGivenBack) {
   ASSERT_FALSE(refused.has_value());
   expect_says(refused.error(), ErrorCode::Exhausted, {"out of memory", "16.0 GiB of 48.0 GiB are"});
   EXPECT_NE(CudaOnHost::left().find("2 registrations"), std::string::npos) << CudaOnHost::left();
-  std::byte* across = buffers.data() + 3096;  // from what is page-locked to what is not
+  std::byte* across = buffers.data() + 3096;  // from page-locked memory into memory that is not
   std::copy_n(sent.begin(), 4096, across);
   ASSERT_TRUE(device->copy_to_device(memory, across, 4096).has_value());
   device->unregister_host(host.range);
@@ -297,11 +297,11 @@ TEST_F(CudaOnHostTest, WhatWasPageLockedBeforeAnErrorIsUsedAndGivenBack) {
 
 TEST_F(CudaOnHostTest, HostMemoryThatCannotBePageLockedIsCopiedAsWell) {
   open();
-  ASSERT_EQ(cudaHostRegister(received.data(), received.size(), 0), cudaSuccess);  // by another
+  ASSERT_EQ(cudaHostRegister(received.data(), received.size(), 0), cudaSuccess);  // by other code
   const auto twice = device->register_host(received);
   ASSERT_FALSE(twice.has_value());
   expect_says(twice.error(), ErrorCode::Io, {"cuda:0: page-locking host memory: "});
-  device->unregister_host(received);  // of what is another's: nothing
+  device->unregister_host(received);  // registered by other code: no effect
   ASSERT_EQ(cudaHostUnregister(received.data()), cudaSuccess);
   cuda_on_host().failing_call = "cudaHostRegister";
   cuda_on_host().failing_with = cudaErrorMemoryAllocation;
@@ -309,7 +309,7 @@ TEST_F(CudaOnHostTest, HostMemoryThatCannotBePageLockedIsCopiedAsWell) {
   ASSERT_FALSE(refused.has_value());
   expect_says(refused.error(), ErrorCode::Exhausted, {"page-locking host memory", "out of memory"});
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-  device->unregister_host(received);  // of what is not registered: nothing
+  device->unregister_host(received);  // not registered: no effect
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   expect_used();
 }
@@ -384,7 +384,7 @@ TEST_F(CudaOnHostTest, AnotherDeviceOfTheThreadChangesNothing) {
   second.reset();
 }
 
-// Of the runtime itself.
+// The runtime itself.
 
 TEST_F(CudaOnHostTest, AMissingWaitShows) {
   open();

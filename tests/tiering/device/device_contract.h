@@ -1,7 +1,7 @@
-// The contract of device backends (tiering/device/device.h), as typed tests: what is enqueued
-// happens in the order of its queue and of fences and in no other; kernels have the bits of their
-// CPU versions; the arena is a hard limit and is given back; the host may wait, and ask, for any
-// fence. A backend is a struct with `static std::unique_ptr<tiering::Device> make()`.
+// The contract of device backends (tiering/device/device.h), as typed tests. Enqueued work runs in
+// the order of its queue and of fences alone. Kernels have the bits of their CPU versions. The
+// arena is a hard limit and is released. The host may wait for any fence, and query it. A backend
+// is a struct with `static std::unique_ptr<tiering::Device> make()`.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ class DeviceContract : public testing::Test {
     EXPECT_TRUE(backend->finish(backend->record(Queue::ToDevice).value()).has_value());
     return memory;
   }
-  /// Returns what device memory holds after `fence`.
+  /// Returns the bytes of device memory after `fence`.
   Bytes get(const std::byte* memory, std::uint64_t bytes, DeviceFence fence) {
     Bytes result(bytes);
     EXPECT_TRUE(backend->wait(Queue::ToHost, fence).has_value());

@@ -1,6 +1,6 @@
-// Runs the contract of device backends on the host's and on the SeparateDevice, in each of its
-// orders; and proves of the latter that it shows what it is for: a missing fence, a target that is
-// read too soon, and each of its faults. On a GPU: cuda_device_test.cpp.
+// Runs the contract of device backends on the host device and on the SeparateDevice, in each of its
+// orders. Proves that the latter shows a missing fence, a target that is read too soon, and each of
+// its faults. On a GPU: cuda_device_test.cpp.
 #include "tests/tiering/device/device_contract.h"
 
 #include "tests/support/separate_device.h"

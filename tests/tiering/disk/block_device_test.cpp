@@ -51,7 +51,7 @@ TEST(Disks, AnEncryptedVolumeOnARaidLeadsToAllOfItsDisks) {
   EXPECT_TRUE(disks[1].rotational);
 }
 
-// A file system in a file of another one is on that one's disk.
+// A file system in a file is on the disk of the file system that holds the file.
 TEST(Disks, ALoopDeviceLeadsToTheDiskOfItsFile) {
   MadeUpMachine machine;
   machine.add_nvme("259:0", 0);

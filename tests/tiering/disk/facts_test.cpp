@@ -1,4 +1,5 @@
-// Proves that file systems whose figures mislead are told from disks, by name and for real.
+// Proves that file systems whose figures mislead are distinguished from disks, by name and on real
+// ones.
 #include "tiering/disk/facts.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Proves which folders count as on one disk: on invented machines, where this one has no two disks.
+// Proves which folders count as on one disk, on simulated machines, as this one may have only one
+// disk.
 #include "tiering/disk/group.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// Proves that the disk probe measures within its range, leaves no memory leased, copes with little
-// memory, and reports failures. Speeds and times are printed: disk and machine are shared.
+// Proves that the disk probe measures within its range, keeps no memory leased, works with little
+// memory, and reports failures. Speeds and times are printed, not checked: disk and machine are
+// shared.
 #include "tiering/disk/probe.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ TEST_P(DiskProbeTest, MeasuresBothDirections) {
   EXPECT_LE(harness_.engine().statistics().bytes_read, 64u << 20);
   EXPECT_EQ(store->statistics().bytes_written, 0u);  // not the run's
   const auto verified = store->verify(ShardId{0}, 0, harness_.staging->range().data());
-  ASSERT_FALSE(verified.has_value());  // what the probe wrote counts as never written
+  ASSERT_FALSE(verified.has_value());  // bytes that the probe wrote count as never written
   EXPECT_EQ(verified.error().code, ErrorCode::Corrupt);
   EXPECT_TRUE(store->close().has_value());
 }
@@ -116,7 +117,8 @@ TEST(DiskProbe, GivesUpAtTheDeadline) {
   const auto late = store->probe_disk(0, *harness.staging);
   ASSERT_FALSE(late.has_value());
   EXPECT_EQ(late.error().code, ErrorCode::Timeout);
-  EXPECT_EQ(harness.staging->statistics().bytes_in_use, 0u);  // cancelled, and all came back
+  EXPECT_EQ(harness.staging->statistics().bytes_in_use,
+            0u);  // cancelled, and all buffers were returned
   harness.memory_engine->release();
   EXPECT_EQ(store->close().error().code, ErrorCode::Timeout);  // see stalled_disk_test.cpp
 }
@@ -137,8 +139,8 @@ class NoAnswers final : public aio::FaultSeam {
   std::latch released_{1};
 };
 
-// Where the kernel has blocks of the probe when its deadline passes, their buffer alone is lost:
-// pool and engine may go as ever, and the file after them.
+// If the kernel holds blocks of the probe when its deadline passes, only their buffer is lost. Pool
+// and engine may end as always, and the file after them.
 TEST(DiskProbe, LosesNothingButWhatTheKernelHasOnADiskThatHangs) {
   const test_support::TemporaryDirectory directory;
   constexpr std::uint64_t piece = 2 << 20;
@@ -151,7 +153,8 @@ TEST(DiskProbe, LosesNothingButWhatTheKernelHasOnADiskThatHangs) {
   const auto late = probe_disk(*file, range, *engine, *pool, {}, Deadline::after_seconds(0.3));
   ASSERT_FALSE(late.has_value());
   EXPECT_EQ(late.error().code, ErrorCode::Timeout);
-  // The four blocks that the kernel may have are of the first piece, unless all came too late.
+  // The four blocks that the kernel may hold are of the first piece, unless all answers came too
+  // late.
   const std::uint64_t lost = pool->statistics().bytes_in_use;
   EXPECT_TRUE(lost == piece || (lost == 0 && !hung.asked())) << lost;
   EXPECT_TRUE(engine->drain(Deadline::after_seconds(0)).has_value());

@@ -1,5 +1,5 @@
-// Proves that a machine profile comes back as it was saved, that what is not one is refused by the
-// field at fault, and that a file is found by its disk and replaced as a whole.
+// Proves that a machine profile is read as it was saved, that anything else is refused by the field
+// at fault, and that a file is found by its disk and replaced as a whole.
 #include "tiering/disk/profile.h"
 
 #include <gtest/gtest.h>
@@ -141,8 +141,8 @@ TEST(MachineProfile, IsRefusedByTheFieldAtFault) {
 TEST(MachineProfile, TellsADuplexDiskFromASharedOne) {
   EXPECT_FALSE(is_duplex(2, 2, 2));
   EXPECT_TRUE(is_duplex(2, 2, 3.9));
-  EXPECT_FALSE(is_duplex(3, 1, 1.5));  // in turn: 1.5
-  EXPECT_TRUE(is_duplex(3, 1, 1.95));  // at once: 2
+  EXPECT_FALSE(is_duplex(3, 1, 1.5));  // one after the other: 1.5
+  EXPECT_TRUE(is_duplex(3, 1, 1.95));  // simultaneously: 2
   EXPECT_FALSE(is_duplex(0, 1, 1));
 }
 

@@ -1,6 +1,6 @@
-// Striping as arithmetic: every byte of every shard has one place of its own, paths get what their
-// weights say, files are filled from the front in the order of the shards; and which weights and
-// common speeds follow from the disks'.
+// Striping as arithmetic: every byte of every shard has one place, paths get bytes by their
+// weights, files are filled from the front in the order of the shards. Weights and common rates
+// follow from those of the disks.
 #include "tiering/disk/stripe.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(Striping, EqualWeightsTakeTurns) {
     EXPECT_EQ(segments[index].path, index % 2);
     EXPECT_EQ(segments[index].offset, index / 2 * mebi);
   }
-  EXPECT_EQ(striping.place(0, mebi, mebi)[0].path, 1u);  // the next shard goes on there
+  EXPECT_EQ(striping.place(0, mebi, mebi)[0].path, 1u);  // the next shard continues there
 }
 
 TEST(Striping, VolumesShareAFileWithoutMeeting) {
@@ -60,7 +60,7 @@ TEST(Striping, VolumesShareAFileWithoutMeeting) {
   EXPECT_EQ(striping.payloads(), (std::vector<std::uint64_t>{mebi, 2 * mebi, mebi}));
 }
 
-/// Random shards over random paths: what must hold whatever the numbers are.
+/// Random shards over random paths: properties that hold for any numbers.
 TEST(Striping, EveryByteHasOnePlaceAndEachPathItsShare) {
   std::mt19937_64 random(test_support::test_seed(41));
   for (int round = 0; round < 200 && !HasFailure(); ++round) {
@@ -111,10 +111,10 @@ TEST(StripeWeights, AreEqualUnlessDisksAreKnownToDiffer) {
   EXPECT_EQ(stripe_weights(std::vector{disk(0, 0, 1), disk(2e9, 2e9, 2)}), (Weights{1, 1}));
   EXPECT_EQ(stripe_weights(std::vector{disk(2e9, 1e9, 1), disk(1.9e9, 1e9, 2)}), (Weights{1, 1}));
   EXPECT_EQ(stripe_weights(std::vector{disk(4e9, 4e9, 1), disk(1e9, 1e9, 2)}), (Weights{1, 0.25}));
-  // A byte in and a byte out: 1 ns + 1 ns against 0.5 ns + 3.5 ns.
+  // A byte read and a byte written take 1 ns + 1 ns on one disk, 0.5 ns + 3.5 ns on the other.
   EXPECT_EQ(stripe_weights(std::vector{disk(1e9, 1e9, 1), disk(2e9, 1e9 / 3.5, 2)}),
             (Weights{1, 0.5}));
-  // However slow, it gets something.
+  // However slow, it gets some bytes.
   EXPECT_EQ(stripe_weights(std::vector{disk(1e12, 1e12, 1), disk(1, 1, 2)}),
             (Weights{1, 1.0 / 64}));
 }

@@ -1,5 +1,5 @@
-// Proves that aio_bench's check of its data sees what it is there for: any flipped bit, a block of
-// another place, a block of an earlier pass.
+// Proves that aio_bench's check of its data detects any flipped bit, a block of another place, and
+// a block of an earlier pass.
 #include "tools/aio_bench/bench_pattern.h"
 
 #include <gtest/gtest.h>

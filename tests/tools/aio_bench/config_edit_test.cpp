@@ -1,6 +1,6 @@
-// Proves that the settings of `aio_bench tune` come into a config so that `artesian` reads exactly
-// them, while nothing else of the text changes: made-up layouts with comments, every published
-// config, and what is refused.
+// Proves that the settings of `aio_bench tune` are written into a config so that `artesian` reads
+// exactly them, while nothing else of the text changes: in various layouts with comments, and in
+// every published config. Also proves what is refused.
 #include "tools/aio_bench/config_edit.h"
 
 #include <gtest/gtest.h>
@@ -74,8 +74,8 @@ TEST(ConfigEdit, PrintsASectionThatIsAConfig) {
   EXPECT_TRUE(zero3::read_json(print_settings(found, aio::EngineKind::IoUring), "x").has_value());
 }
 
-/// Returns what `artesian.engine` says after an engine has won where "auto" takes io_uring; empty:
-/// nothing.
+/// Returns the value of `artesian.engine` after an engine has won where "auto" takes io_uring;
+/// empty if it has none.
 std::string engine_after(const std::string& text, aio::EngineKind winner) {
   Settings settings = found;
   settings.engine = winner;
@@ -266,7 +266,7 @@ TEST(ConfigEdit, AddsASection) {
   }
 }
 
-/// The text with everything that was put into it for an aio section taken out again.
+/// Removes from the text all that was inserted for an aio section.
 std::string without_aio(const std::string& text) {
   const std::size_t begin = text.find("\"aio\"");
   const std::size_t line = text.rfind('\n', begin);

@@ -1,7 +1,7 @@
-// Proves that the curve by block size is not one measurement's word: medians of several passes
-// there and back, what the search knows of the chosen block taken from there; that a slow disk gets
-// fewer passes and no queue that takes longer to drain than it is measured, and what it is said to
-// take.
+// Proves that the curve by block size does not depend on single measurements: it has medians of
+// several passes in both directions, and takes the search's figures for the chosen block. A slow
+// disk gets fewer passes, and no queue that takes longer to drain than to measure. The announced
+// time is right.
 #include "tools/aio_bench/curve.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kib = 1 << 10;
 constexpr std::uint64_t mib = 1 << 20;
 
-/// Every seventh measurement is a third of what it should be; drains what is in flight twice.
+/// Every seventh measurement is a third of its true value. Requests in flight drain twice.
 struct OutlyingDisk {
   double rate = 2;
   int measured = 0;

@@ -1,7 +1,7 @@
-// Proves that aio_bench's verification of a whole file sees what a disk can get wrong, though only
+// Proves that aio_bench's verification of a whole file detects every fault of a disk, though only
 // one sector in a quarter of a block is stamped while the clock runs: between measurements a test
-// changes the file behind its back, by a byte, a sector or a block. And that a disk which stops
-// answering in the middle of a measurement is an error.
+// changes a byte, a sector or a block of the file behind its back. A disk that stops answering
+// during a measurement is an error.
 #include "tools/aio_bench/ground.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ constexpr std::uint64_t marked = 65;
 
 using Bytes = std::vector<std::byte>;
 
-/// A descriptor of our own of the file below `directory` that no directory names.
+/// Opens the file below `directory` that has no name.
 int open_behind_its_back(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // as is the iterator's own
@@ -164,7 +164,7 @@ TEST_F(BenchGround, TellsSectorsOfTwoBuffersApart) {
   EXPECT_FALSE(all_right());
 }
 
-/// A disk that goes silent at one block, until it is told to answer.
+/// A disk that does not answer for one block until it is released.
 struct SilentBlock final : aio::FaultSeam {
   SilentBlock() : answer(eventfd(0, EFD_CLOEXEC)) {}
   ~SilentBlock() override { ::close(answer); }
@@ -206,7 +206,7 @@ TEST_F(BenchGround, MarksItsBuffersAnewInEveryPass) {
   }
   for (std::uint64_t block = 0; block < blocks; ++block) {
     const Bytes found = get(block * block_size + marked * sector);
-    // The filling had buffer 0, the first pass those after it.
+    // The filling used buffer 0, the first pass the next ones.
     for (std::uint32_t buffer = 0; buffer <= blocks; ++buffer) {
       Bytes marks(block_size);
       Pattern::mark(marks, buffer);

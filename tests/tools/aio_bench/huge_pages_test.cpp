@@ -1,5 +1,5 @@
-// Proves that reserved pages are given back, and that what the machine refuses is an error that
-// leaves its setting alone. The machine is made up: it can reserve 50 pages, and 2 are in use.
+// Proves that reserved pages are released, and that a refusal of the machine is an error that
+// leaves its setting alone. The simulated machine can reserve 50 pages, and 2 are in use.
 #include "tools/aio_bench/huge_pages.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Proves that the search of `aio_bench tune` finds settings within 3% of the best of the whole
-// grid, by the true rates of made-up disks that it sees only through noise, drift and throttling;
-// that it stays within its budget, and what it says about disks that slow down.
+// grid, by the true rates of simulated disks, which it sees only through noise, drift and
+// throttling. It stays within its budget, and reports disks that slow down.
 #include "tools/aio_bench/search.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ SearchSpace whole_space() {
       .bytes_in_flight_max = 256 * mib};
 }
 
-/// A disk of our own making: rates by settings alone, what a measurement sees of them, and time.
+/// A simulated disk: true rates by settings, measurements of them, and time.
 struct MadeUpDisk {
   virtual ~MadeUpDisk() = default;
   virtual double rate(const Settings& settings, Access access) const = 0;  // GB/s
@@ -79,7 +79,7 @@ struct NoisyDisk : UsualDisk {
   double seen(double rate, Access) override { return rate * (1 + 0.05 * noise()); }
 };
 
-/// Falls to 60% once half of the time is over, and wanders.
+/// Falls to 60% after half of the time, and fluctuates.
 struct ThrottledDisk : UsualDisk {
   double seen(double rate, Access) override {
     return rate * (elapsed < 30 ? 1 : 0.6) * (1 + 0.02 * noise());
@@ -92,7 +92,7 @@ struct DriftingDisk : UsualDisk {
   }
 };
 
-/// Everything with enough in flight is the same.
+/// All settings with enough bytes in flight are the same.
 struct PlateauDisk : MadeUpDisk {
   double rate(const Settings& settings, Access) const override {
     return std::min(2.0, static_cast<double>(settings.bytes_in_flight()) / 2e6);
@@ -124,7 +124,7 @@ struct RidgeDisk : MadeUpDisk {
   double seen(double rate, Access) override { return rate * (1 + 0.02 * noise()); }
 };
 
-/// Writes fall once 20 GB are written; reads stay.
+/// Writes slow down once 20 GB are written; reads do not.
 struct SmallCacheDisk : UsualDisk {
   double seen(double rate, Access access) override {
     const bool full = written > 20e9;
@@ -132,7 +132,7 @@ struct SmallCacheDisk : UsualDisk {
   }
 };
 
-/// Threads, which are not what `auto` takes, are this much faster.
+/// The threads engine, which `auto` does not take, is this much faster.
 struct OddDisk : UsualDisk {
   double rate(const Settings& settings, Access access) const override {
     Settings usual = settings;

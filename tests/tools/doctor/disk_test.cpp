@@ -1,4 +1,4 @@
-// Proves what doctor says of each file system and disk.
+// Proves doctor's lines about each file system and disk.
 #include "tools/doctor/disk.h"
 
 #include <fcntl.h>
@@ -242,7 +242,7 @@ TEST(DoctorStriping, KnowsAFolderHoweverItIsSpelledAndIfItIsMissing) {
   EXPECT_TRUE(striped_path("/no/such/parent").disks.empty());
 }
 
-// What is asked of it waits in the kernel, which nothing interrupts.
+// A call into it waits in the kernel, which nothing interrupts.
 TEST(Paths, AFileSystemThatDoesNotAnswerIsAFailure) {
   test_support::TemporaryDirectory folder;
   const auto disk = test_support::MountedImage::make(folder.path(), 16 << 20);
@@ -256,7 +256,7 @@ TEST(Paths, AFileSystemThatDoesNotAnswerIsAFailure) {
   EXPECT_EQ(findings[0].level, Level::Fail);
   EXPECT_EQ(findings[0].value, "no answer from its file system within 0.5 s");
   EXPECT_EQ(findings[0].subject, disk->path());
-  // Who asked first goes on now, with the file of that name.
+  // The first caller continues now, with the file of that name.
   const Deadline deadline = Deadline::after_seconds(60);
   Level level = Level::Fail;
   while (level != Level::Ok && monotonic_ns() < deadline.at_ns) {

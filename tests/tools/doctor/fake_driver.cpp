@@ -1,5 +1,5 @@
-// A driver of NVIDIA's that answers what the test says in environment variables: the functions that
-// the doctor calls, of libcuda and of libnvidia-ml.
+// A stand-in for NVIDIA's driver that answers by environment variables of the test: the functions
+// of libcuda and libnvidia-ml that the doctor calls.
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>

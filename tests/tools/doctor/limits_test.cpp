@@ -1,5 +1,5 @@
-// Proves what doctor says of limits that hold for this process, on invented /proc and /sys trees of
-// both versions of control groups: a line for each that is tight, none for the others.
+// Proves doctor's lines about limits of this process, on simulated /proc and /sys trees of both
+// versions of control groups: one line for each tight limit, none for others.
 #include "tools/doctor/limits.h"
 
 #include <gtest/gtest.h>

@@ -166,7 +166,7 @@ TEST(HugePages, WhatIsOffInTheProcessOrNotGivenIsWarnedOf) {
   EXPECT_NE(off.value.find("off for this process"), std::string::npos) << off.value;
 }
 
-// The flag is the process's: a child sets it, and takes it back.
+// The flag belongs to the process: a child process sets it, and clears it.
 TEST(HugePages, TheFlagOfTheProcessIsSeenAndTakenBack) {
   const int status = test_support::run_in_child([] {
     if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) return 100;

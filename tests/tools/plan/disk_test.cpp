@@ -1,6 +1,6 @@
-// Proves what a plan knows of the disks below nvme_path: which keys share folders and disks, what
-// is free there for each file system once, with the leftovers of dead runs; and that of a folder
-// that can be nowhere nothing is said.
+// Proves what a plan knows of the disks below nvme_path: which keys share folders and disks, and
+// the free space of each file system, counted once, with the leftovers of dead runs. Nothing is
+// reported of a folder that cannot exist.
 #include "tools/plan/disk.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using Folders = std::vector<std::string>;
 
 constexpr std::uint64_t bytes_free = 123'456;
 
-/// A disk on which that much is free, whatever else the machine does.
+/// A disk with a fixed amount of free space, whatever else the machine does.
 class QuietFiles final : public test_support::DivertedFiles {
  public:
   Result<std::uint64_t> free_bytes(const std::string&) noexcept override { return bytes_free; }

@@ -1,4 +1,4 @@
-// The model and the plans that tests of the planner begin with.
+// The model and the plans that tests of the planner start from.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -64,11 +64,11 @@ class Planner : public testing::Test {
     return made;
   }
 
-  /// Everything in memory, and everything computed.
+  /// Bytes of everything in memory, and of everything computed.
   static std::uint64_t memory_of(const PlanFigures& figures) {
     return figures.activations + figures.device.used() + figures.host.used();
   }
-  /// Both keys lead to one folder.
+  /// Both keys name one folder.
   static DiskSpace space_of(std::uint64_t free) {
     const DiskSpace::Folder folder{"/nvme", 0, 1.0};
     return {.free = {free}, .param = {folder}, .optimizer = {folder}};
@@ -79,7 +79,7 @@ class Planner : public testing::Test {
     return found == changes.end() ? nullptr : &*found;
   }
 
-  /// Gives the plan a GPU of so many bytes, of which the device tier gets what activations leave.
+  /// Gives the plan a GPU of `bytes`, of which the device tier gets what activations leave.
   static PlanCase of_a_gpu(PlanCase plan, std::uint64_t bytes) {
     plan.gpu = true;
     plan.device_bytes.reset();

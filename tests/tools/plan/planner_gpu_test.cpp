@@ -1,6 +1,6 @@
-// Proves what a plan takes of a GPU: activations, CUDA and the device tier share its memory, the
-// update goes on under backward, what a bus hides orders nothing, and a stage takes the seconds of
-// its kinds of work, or of its launches where these are more.
+// Proves what a plan assumes of a GPU: activations, CUDA and the device tier share its memory, the
+// update runs under backward, transfers hidden by computing do not order strategies, and a stage
+// takes the seconds of its kinds of work, or of its launches if these take longer.
 #include "tests/tools/plan/planner_fixture.h"
 
 namespace artesian::tools {
@@ -70,7 +70,7 @@ TEST_F(Planner, ABudgetOfTheDeviceAndActivationsMustFitInAGpu) {
   const std::uint64_t left = figures_of(tried).device.budget;
   tried.device_bytes = left;
   EXPECT_EQ(figures_of(tried).device.budget, left);
-  tried.device_bytes = left / 2;  // the rest is nobody's
+  tried.device_bytes = left / 2;  // the rest is unused
   EXPECT_EQ(figures_of(tried).device.budget, left / 2);
   EXPECT_EQ(find(find_changes(tried, figures_of(tried)), "a GPU with more memory"), nullptr);
   tried.device_bytes = left + 1;
@@ -111,14 +111,14 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  // The host updates what several ranks share, which takes longer than the bus.
-  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);  // which has more on the bus
+  // The host updates state that ranks share, which takes longer than the bus.
+  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);  // ZeRO-3 has more on the bus
   EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-2, optimizer on cpu"), 1.0, 0.01);
 }
 
-// Llama 3.1 8B at 2048 tokens, reckoned by hand at the rates of an H100: 6.98e9 elements of
-// matrices in blocks, 0.525e9 in the head; attention's scores of the half of all pairs; 12.5 h + 3
-// i elements forward and 17.5 h + 5 i backward, of passes in a block.
+// Llama 3.1 8B at 2048 tokens, computed by hand at the rates of an H100: 6.98e9 elements of
+// matrices in blocks, 0.525e9 in the head; attention's scores of half of all pairs; passes over
+// 12.5 h + 3 i elements of a block forward and 17.5 h + 5 i backward.
 TEST(GpuRates, SecondsAreThoseOfEachKindOfWork) {
   const models::ModelConfig model = models::parse_model_config(R"({"model_type": "llama",
       "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,

@@ -1,7 +1,8 @@
-// Proves what the planner adds to placement, bytes and time, which have tests of their own: memory
-// by kind adds up to what the placement takes; a step of many micro-batches is carried on exactly;
-// the changes it offers and the strategies it finds are cases that evaluate to what it says; what
-// cannot fit, in memory or on the disk, is an error; and its picture and its object hold together.
+// Proves what the planner adds to placement, bytes and time, which have tests of their own. Memory
+// by kind adds up to the placement's total. A step of many micro-batches is extrapolated exactly.
+// The changes that it offers and the strategies that it finds are cases that evaluate to its
+// figures. What cannot fit, in memory or on the disk, is an error. Its picture and its JSON object
+// are consistent.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -70,7 +71,7 @@ TEST_F(Planner, WithoutClippingBackwardTakesAPartOfTheUpdate) {
   const PlanFigures after = figures_of(free);
   EXPECT_LT(after.time.seconds, before.time.seconds);
   EXPECT_GT(after.moved.param.nvme_read, before.moved.param.nvme_read);  // for the next forward
-  const auto state = static_cast<double>(before.moved.optimizer.nvme_write);  // but for last groups
+  const auto state = static_cast<double>(before.moved.optimizer.nvme_write);  // except last groups
   EXPECT_NEAR(static_cast<double>(after.moved.optimizer.nvme_write), state, 0.01 * state);
   free.config.check_grad_overflow = true;
   EXPECT_EQ(figures_of(free).time.seconds, before.time.seconds);
@@ -104,7 +105,7 @@ TEST_F(Planner, MemoryByKindIsWhatThePlacementTakes) {
                 placement->device_pool_bytes + placement->device_gradient_bytes);
       EXPECT_EQ(figures.host.used(), placement->host_pool_bytes);
       EXPECT_EQ(figures.nvme.used(), placement->nvme_param_bytes + placement->nvme_optimizer_bytes);
-      // The upper halves of master weights are not kept twice, where parameters are near enough.
+      // The upper halves of master weights are not kept twice if parameters are close enough.
       const bool near = param == Offload::Cpu || !gpu;
       EXPECT_EQ(figures.elements * (near ? 10 : 12) / mib, (figures.host.optimizer - 1) / mib);
     }
@@ -151,7 +152,7 @@ TEST_F(Planner, WhatIsOfferedIsPlannedAsItIsWritten) {
   PlanCase changed = now;
   changed.config.zero.max_reuse_distance = std::stoull(reuse->to);
   EXPECT_EQ(figures_of(changed).tokens_per_s, reuse->tokens_per_s);
-  changed.config.zero.max_reuse_distance *= 1000;  // and no more is to be had of this key
+  changed.config.zero.max_reuse_distance *= 1000;  // and this key has no more effect
   EXPECT_EQ(figures_of(changed).tokens_per_s, reuse->tokens_per_s);
   now.host_bytes = 150 * mib + 4096;
   const auto odd = find_changes(now, figures_of(now));
@@ -224,7 +225,7 @@ TEST_F(Planner, KeepsInputsInTiersWhereNothingElseFits) {
   PlanCase tried = on_nvme();  // where inputs go, as host memory is full in any case
   tried.length = 4096;
   tried.config.accumulation_steps = 1;
-  tried.config.micro_batch_size = 1;  // which nothing cuts
+  tried.config.micro_batch_size = 1;  // which cannot be cut
   PlanCase checkpointed = tried;
   checkpointed.config.activation_checkpointing = true;
   PlanCase in_tiers = checkpointed;
@@ -303,7 +304,7 @@ TEST_F(Planner, ActivationsAndWhatBothTiersUseMustFitInMemory) {
   PlanCase tried = plan(Offload::Cpu, Offload::Cpu);
   tried.memory_max = memory_of(figures_of(tried));
   EXPECT_TRUE(evaluate(tried).has_value());
-  tried.host_bytes = std::uint64_t{1} << 40;  // of budgets no more is taken than is used
+  tried.host_bytes = std::uint64_t{1} << 40;  // no more of a budget is taken than is used
   EXPECT_TRUE(evaluate(tried).has_value());
   EXPECT_FALSE(search(tried).empty());
   --*tried.memory_max;
@@ -369,7 +370,7 @@ TEST_F(Planner, EachFolderTakesItsShareOfADisk) {
   const std::uint64_t state = figures.nvme.optimizer;
   const std::uint64_t param = figures.nvme.used() - state;
   constexpr std::uint64_t region = 4 * 4096;
-  // Parameters on the first disk; of the optimizer state three quarters, too.
+  // Parameters and three quarters of the optimizer state on the first disk.
   tried.space.param = {{"/a", 0, 1.0}};
   tried.space.optimizer = {{"/a", 0, 0.75}, {"/b", 1, 0.25}};
   const std::uint64_t first = param + state / 4 * 3 + region;
@@ -458,7 +459,7 @@ TEST_F(Planner, OffersBf16AsItWouldCompute) {
   now.config.param_dtype = now.config.grad_accum_dtype = DType::Float32;
   now.compute = {1e-3, 2e-3, 2e-3, 4e-3};
   const PlanFigures figures = figures_of(now);
-  EXPECT_EQ(find(find_changes(now, figures), "bf16.enabled"), nullptr);  // nobody knows
+  EXPECT_EQ(find(find_changes(now, figures), "bf16.enabled"), nullptr);  // not predictable
   now.bf16 = ComputeInBf16{.compute_dtype = DType::BFloat16, .compute = {2e-4, 4e-4, 4e-4, 8e-4}};
   const auto changes = find_changes(now, figures);
   const Change* found = find(changes, "bf16.enabled");
@@ -468,7 +469,7 @@ TEST_F(Planner, OffersBf16AsItWouldCompute) {
   changed.compute_dtype = now.bf16->compute_dtype;
   changed.compute = now.bf16->compute;
   EXPECT_EQ(found->tokens_per_s, figures_of(changed).tokens_per_s);
-  now.bf16->grad_accum_dtype = DType::Float32;  // the config says so, and goes on saying it
+  now.bf16->grad_accum_dtype = DType::Float32;  // the config names it, and keeps naming it
   changed.config.grad_accum_dtype = DType::Float32;
   const auto wide = find_changes(now, figures);
   EXPECT_EQ(find(wide, "bf16.enabled")->tokens_per_s, figures_of(changed).tokens_per_s);
@@ -567,7 +568,7 @@ TEST_F(Planner, TextObjectAndPictureHoldTheSameFigures) {
   const std::string svg = plan_svg(report);
   EXPECT_TRUE(svg.starts_with("<svg ")) << svg.substr(0, 80);
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
-  EXPECT_LT(svg.size(), 200'000u);  // however many events there are
+  EXPECT_LT(svg.size(), 200'000u);  // for any number of events
 }
 
 TEST_F(Planner, MicroBatchesRunLayerByLayerWhereThereIsRoom) {
@@ -576,8 +577,8 @@ TEST_F(Planner, MicroBatchesRunLayerByLayerWhereThereIsRoom) {
   PlanCase together = alone;
   together.activation_bytes = 4 * one_by_one.activations;
   const PlanFigures at_once = figures_of(together);
-  // What one forward gets from the update is not read; but the update reads as much: the old ones,
-  // which are upper halves of master weights.
+  // Parameters that the update makes in forward are not read. But the update reads as many bytes:
+  // the old ones, which are upper halves of master weights.
   const auto gathered = [](const PlanFigures& of) { return of.moved.param.nvme_read; };
   EXPECT_EQ(gathered(one_by_one), 4 * gathered(at_once));  // once for all four
   EXPECT_NEAR(at_once.time.model_seconds, one_by_one.time.model_seconds, 1e-9);
@@ -602,7 +603,7 @@ TEST_F(LargePlanner, NothingIsLinearInElements) {
   tried.ranks = 512;
   tried.gpu = true;
   const PlanFigures many = figures_of(tried);
-  // 12 bytes an element, where host memory has all of it and no parameters; else 10.
+  // 12 bytes an element if host memory has all of it and no parameters, else 10.
   EXPECT_NEAR(state(many) / 12, state(one) / 10 / 512, state(one) / 10 / 512 * 0.01);
 }
 

@@ -1,6 +1,6 @@
-// Proves that nothing in the picture of a plan runs into anything else or out of the picture:
-// whatever it shows, the boxes of its texts, as wide as svg_text_width says, are inside it and
-// overlap no other text, no bar and no mark of a legend.
+// Proves that nothing in the picture of a plan overlaps or leaves the picture: the boxes of its
+// texts, as wide as svg_text_width says, are inside it and overlap no other text, no bar and no
+// mark of a legend.
 #include <gtest/gtest.h>
 
 #include "tools/plan/report.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t gib = std::uint64_t{1} << 30;
 
-/// Every lane and every kind of memory, of a step that takes so long.
+/// A picture with every lane and every kind of memory, of a step of these seconds.
 std::string picture(double seconds, std::uint64_t elements, double tokens_per_s) {
   models::ModelConfig model;
   model.model_type = "mistral";
@@ -63,7 +63,7 @@ double number_of(const std::string& tag, const std::string& key) {
   return std::stod(value_of(tag, key));
 }
 
-/// Every `<name ...>`, and what follows it up to the next tag.
+/// Every `<name ...>`, with the text up to the next tag.
 std::vector<std::pair<std::string, std::string>> elements_of(const std::string& svg,
                                                              const std::string& name) {
   std::vector<std::pair<std::string, std::string>> found;
@@ -90,7 +90,7 @@ std::vector<Box> texts_of(const std::string& svg) {
   return boxes;
 }
 
-/// All but the ground.
+/// All bars but the background.
 std::vector<Box> bars_of(const std::string& svg) {
   std::vector<Box> boxes;
   for (const auto& [tag, text] : elements_of(svg, "rect")) {

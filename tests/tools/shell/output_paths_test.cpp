@@ -1,5 +1,5 @@
-// Proves which outputs of a run are refused, by whichever name they are given: those that are a
-// file of its inputs, or one another; and that what cannot lose anything is not.
+// Proves which outputs of a run are refused, by any of their names: those that are one of its input
+// files, or one another. Outputs that destroy nothing are not refused.
 #include "tools/shell/output_paths.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ class OutputPaths : public testing::Test {
     }
   }
   std::string at(const std::string& name) const { return folder_.path() + "/" + name; }
-  /// Returns what is said of --log and --trace at these paths.
+  /// Returns the error for --log and --trace at these paths.
   std::string said(const std::string& log, const std::string& trace = "") const {
     const auto checked =
         check_outputs({{"--log", log}, {"--trace", trace}}, {{"--data", at("data.bin")},

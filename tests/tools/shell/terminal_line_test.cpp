@@ -1,5 +1,5 @@
-// Proves that a line which is drawn in place fits the terminal, by dropping fields whole and the
-// least important ones first, and that what is logged meanwhile does not stick to it: on a real
+// Proves that a line that is drawn in place fits the terminal, by dropping whole fields, the least
+// important ones first, and that log lines meanwhile start on a line of their own: on a real
 // (pseudo) terminal, and on a pipe.
 #include "tools/shell/terminal_line.h"
 
@@ -30,7 +30,7 @@ TEST(FitLine, DropsWholeFieldsTheLeastImportantFirst) {
   EXPECT_EQ(fit_line({}, 10), "");
 }
 
-/// Returns what has been written to the other end by now.
+/// Returns the bytes that have reached the other end so far.
 std::string read_all(int descriptor) {
   std::string text;
   std::array<char, 4096> bytes;
@@ -74,7 +74,7 @@ class Terminal {
 
 TEST(TerminalLine, FitsTheTerminalAsItIsNow) {
   Terminal terminal;
-  EXPECT_EQ(terminal_columns(terminal.descriptor()), 80u);  // it does not say
+  EXPECT_EQ(terminal_columns(terminal.descriptor()), 80u);  // the terminal does not tell
   TerminalLine line(terminal.descriptor());
   ASSERT_TRUE(line.on_terminal());
   line.draw(fields);

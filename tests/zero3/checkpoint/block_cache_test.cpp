@@ -1,6 +1,6 @@
-// Proves that whoever goes through blocks, in several rows and on several threads, gets each as it
-// is, that each is read once, most before it is asked for; that no more are kept than allowed; and
-// that an error is told to who asks, and to nobody after.
+// Proves that threads which read blocks, in several rows, get each block unchanged; that each is
+// read once, most before it is needed; that no more are kept than allowed; and that an error is
+// returned to the reader that asks first, and to no later one.
 #include "zero3/checkpoint/block_cache.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t blocks = 400;
 
-/// Reads of blocks whose first byte is their number, each of which takes a while.
+/// Reads of blocks, each of which takes a while. A block's first byte is its number.
 struct Source {
   Result<SharedBytes> read(BlockCache::Key key) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));

@@ -1,8 +1,8 @@
-// Proves what a checkpoint that is copied on the update's way is worth: its bytes are those of one
-// that was read between two steps, over dtypes, placements, groups, frozen parameters, and whatever
-// the step before was; the step that runs meanwhile keeps its bits; the update's state is not read
-// for it. And that the n-th operation on its folder failing, or never answering, for all n, with a
-// staging ring of 1, 2 and 4 items, costs the training nothing and the former checkpoint no byte.
+// Proves that a checkpoint which is copied while the update passes equals one that is read between
+// two steps, byte for byte, over dtypes, placements, groups, frozen parameters and outcomes of the
+// step before. The step that runs meanwhile keeps its bits, and the update's state is not read for
+// the checkpoint. If the n-th operation on its folder fails or never answers, for all n, with a
+// staging ring of 1, 2 and 4 items, the training loses nothing and the former checkpoint no byte.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ struct Before {
   std::function<void(Driver&)> act = [](Driver&) {};
 };
 
-/// Returns what the step that is saved may have been, in any dtype.
+/// Returns all outcomes that the saved step may have had, in any dtype.
 std::vector<Before> befores(DType dtype) {
   const auto made = [&](Case run) {
     run.dtype = dtype;
@@ -89,7 +89,7 @@ TEST_F(CheckpointCopy, IsWhatReadingBetweenTwoStepsGives) {
         copied.step(2, before.scale);
         before.act(copied);
         ASSERT_EQ(error_of(copied.core->begin_checkpoint(request)), "");
-        copied.step(3);  // of which nothing may be in the checkpoint
+        copied.step(3);  // none of this may be in the checkpoint
         ASSERT_EQ(error_of(copied.core->commit_checkpoint()), "");
         const auto saved = copied.core->finish_checkpoint(60.0);
         ASSERT_EQ(error_of(saved), "");
@@ -214,11 +214,11 @@ TEST_F(CheckpointCopy, WhatIsExpectedAndDoesNotComeIsGivenUp) {
   const SaveRequest request{.directory = folder("a")};
   ASSERT_EQ(error_of(driver.core->expect_checkpoint(request)), "");
   driver.step(1);
-  driver.step(2);  // nobody has begun it
+  driver.step(2);  // no save has begun
   const auto given_up = driver.core->finish_checkpoint(60.0);
   ASSERT_FALSE(given_up.has_value());
   EXPECT_EQ(given_up.error().code, ErrorCode::Cancelled) << error_of(given_up);
-  // A step that is abandoned, and comes again; weights that are written after it.
+  // A step that is abandoned and repeated; weights that are written after it.
   ASSERT_EQ(error_of(driver.core->expect_checkpoint(request)), "");
   driver.micro_batch(70);
   driver.micro_batch(71);
@@ -332,7 +332,7 @@ TEST_F(CheckpointCopy, TheEndWaitsForOneThatWasOnlyAskedAbout) {
     driver.step(0);
     ASSERT_EQ(error_of(driver.core->begin_checkpoint({.directory = folder("a")})), "");
     ASSERT_EQ(error_of(driver.core->commit_checkpoint()), "");
-    const auto asked = driver.core->finish_checkpoint(0.0);  // which it hardly is by now
+    const auto asked = driver.core->finish_checkpoint(0.0);  // rarely finished by now
     EXPECT_TRUE(asked.has_value() || asked.error().code == ErrorCode::Timeout) << error_of(asked);
   }
   EXPECT_EQ(directory_.read("a/latest"), "global_step1");
@@ -359,7 +359,7 @@ TEST_F(CheckpointCopy, ATiersFaultOnTheWayEndsTheRunAndTheSave) {
   EXPECT_EQ(loaded->tag, "global_step1");
 }
 
-/// Swap files are the kernel's; what is below "/disk" is a CrashFiles'.
+/// Swap files are the kernel's; files below "/disk" are of a CrashFiles.
 class TwoDisks final : public FileSystem {
  public:
   explicit TwoDisks(CrashFiles& checkpoints) : checkpoints_(checkpoints) {}
@@ -414,7 +414,7 @@ CheckpointPlace place_on(CrashFiles& files, double stall_seconds, double commit_
   return place;
 }
 
-/// A training with a ring of so many items, which saves to a disk that may fail.
+/// A training with a ring of `items` items that saves to a disk that may fail.
 struct Faulty {
   Faulty(CrashFiles& files, std::uint64_t ring, double stall_seconds, double commit_seconds = 600)
       : disks(files),
@@ -433,14 +433,14 @@ struct Faulty {
   }
   static constexpr std::uint64_t item_bytes = 48 << 10;  // at least, of a sub-group's
 
-  /// Saves step 2 beside step 3, and says what came of it.
+  /// Saves step 2 beside step 3, and returns the outcome.
   Result<std::optional<SavedCheckpoint>> save(double seconds) {
     EXPECT_EQ(error_of(driver.core->begin_checkpoint({.client = {{"a", "x"}}})), "");
     driver.step(2);
     EXPECT_EQ(error_of(driver.core->commit_checkpoint()), "");
     return driver.core->finish_checkpoint(seconds);
   }
-  /// Waits until a disk that hung has let go.
+  /// Waits until a hung disk is released.
   void wait_for_disk() {
     Result<std::optional<SavedCheckpoint>> ended = std::optional<SavedCheckpoint>();
     do {
@@ -452,7 +452,7 @@ struct Faulty {
     } while (!ended.has_value() && ended.error().code == ErrorCode::Busy);
     EXPECT_EQ(error_of(ended), "");
   }
-  /// `latest` has all bits of step 1, or of step 2.
+  /// Expects `latest` to have all bits of step 1, or of step 2.
   void expect_loads(CrashFiles& files, bool saved) const {
     const auto reader = CheckpointReader::open(files, on_disk, "");
     ASSERT_TRUE(reader.has_value()) << reader.error().to_string();
@@ -509,7 +509,7 @@ TEST_F(CheckpointCopy, TheNthOperationNeverAnsweringCostsTheSaveAlone) {
   for (const std::uint64_t ring : {1, 2, 4}) {
     std::uint64_t failed = 0;
     for (std::uint64_t operation = 0;; ++operation) {
-      // A thread that hangs holds on to these, which must outlive it.
+      // A thread that hangs uses these, so they must outlive it.
       auto kept = std::make_unique<CrashFiles>();
       CrashFiles& files = *kept;
       keep_for_ever(std::move(kept));
@@ -538,14 +538,14 @@ TEST_F(CheckpointCopy, TheNthOperationNeverAnsweringCostsTheSaveAlone) {
 }
 
 TEST_F(CheckpointCopy, ALoadAfterASaveThatOutlivedItsTimeIsBusy) {
-  auto kept = std::make_unique<CrashFiles>();  // a thread holds on to it
+  auto kept = std::make_unique<CrashFiles>();  // a hung thread uses it
   CrashFiles& files = *kept;
   keep_for_ever(std::move(kept));
   Faulty training(files, 1, 60.0, 0.05);
   StepCore& core = *training.driver.core;
   ASSERT_EQ(error_of(core.begin_checkpoint({.tag = "late"})), "");
   ASSERT_EQ(error_of(core.finish_update()), "");
-  files.plan(0, CrashFiles::Fault::NeverAnswers);  // of making it durable
+  files.plan(0, CrashFiles::Fault::NeverAnswers);  // the sync, for example
   ASSERT_EQ(error_of(core.commit_checkpoint()), "");
   const auto late = core.finish_checkpoint(0.05);
   ASSERT_FALSE(late.has_value());

@@ -1,8 +1,8 @@
-// Proves that no cut of power, at any operation of a save, a prune, a commit or a recovery, and
-// whatever of the unsynced operations survives it, costs a committed checkpoint: the folder opens,
-// `latest` names the checkpoint that was committed last, or the one that was being committed, whole
-// and with all its bits, nothing unfinished is left, and the run goes on. And that the order of
-// syncs is what makes it so: a folder whose syncs are left out fails.
+// Proves that no power cut, at any operation of a save, a prune, a commit or a recovery, whatever
+// of the unsynced operations survives, loses a committed checkpoint. The folder opens. `latest`
+// names the checkpoint that was committed last, or the one that was being committed, whole and with
+// all its bits. Nothing unfinished is left, and the run continues. A folder whose syncs are left
+// out fails the test, so it is the syncs that ensure this.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -30,7 +30,7 @@ struct History {
   MadeUpTraining training{StateForm::Split, numel};
   std::vector<Moment> moments;
 
-  /// Returns the moment of a cut behind so many operations.
+  /// Returns the state that holds after a cut behind this many operations.
   const Moment& before(std::size_t count) const {
     const Moment* found = &moments.front();
     for (const Moment& moment : moments) {
@@ -46,7 +46,7 @@ struct History {
   }
 };
 
-/// Saves steps, each under its tag, as one process.
+/// Saves steps, each under its tag, in one process.
 void run(CrashFiles& files, History& history,
          const std::vector<std::pair<std::string, std::uint64_t>>& steps, std::uint32_t keep) {
   auto saver = CheckpointSaver::open(files, options_on(files, keep));
@@ -65,8 +65,8 @@ void run(CrashFiles& files, History& history,
   }
 }
 
-/// Opens what a cut left, which must be one of the two states that it may be. Returns what is
-/// wrong.
+/// Opens the folder after a cut, which must be in one of its two legal states. Returns what is
+/// wrong, or an empty text.
 std::string judge(CrashFiles& files, const History& history, std::size_t count) {
   const Moment& before = history.before(count);
   const Moment* after = history.after(count);
@@ -106,7 +106,7 @@ std::string judge(CrashFiles& files, const History& history, std::size_t count) 
   return saved.has_value() ? "" : "does not go on: " + saved.error().to_string();
 }
 
-/// True if any cut in a save finds a folder without such syncs at fault.
+/// True if some cut in a save damages a folder whose syncs are left out.
 bool some_cut_is_bad(const CrashFiles& files, const History& history) {
   for (std::size_t count = 0; count <= files.logged(); ++count) {
     for (std::uint64_t seed = 0; seed < 4; ++seed) {
@@ -118,7 +118,7 @@ bool some_cut_is_bad(const CrashFiles& files, const History& history) {
   return false;
 }
 
-/// Cuts behind every operation from `first` on, in every way. Returns how many there were.
+/// Cuts behind every operation from `first` on, in every way. Returns the number of cuts.
 std::uint64_t cut_everywhere(const CrashFiles& files, const History& history, std::size_t first,
                              std::uint64_t seeds) {
   std::uint64_t states = 0;
@@ -188,7 +188,7 @@ TEST(CheckpointCuts, OfRecoveriesCostNothing) {
     history.moments.push_back({});
     run(files, history, {{"a", 1}, {"b", 2}, {turn % 4 < 2 ? "b" : "c", 3}}, 1);
     if (HasFatalFailure()) return;
-    // In the last save; what is there then is the history of the second process.
+    // In the last save. The folder is then as the second process found it.
     const std::size_t first = history.moments[2].logged;
     const std::size_t cut = first + random() % (files.logged() - first);
     const auto second = files.after_cut(cut, Cut::RandomSubset, random());

@@ -1,6 +1,7 @@
-// Proves that the n-th operation of a save, and of an opening, failing or never answering, for all
-// n, costs that save at most: the one before loads with all its bits, buffers come back or are
-// given up, the saver saves again once the disk answers, and a later start leaves nothing behind.
+// Proves that if the n-th operation of a save, or of an opening, fails or never answers, for all n,
+// at most that save is lost. The previous checkpoint loads with all its bits, buffers are returned
+// or given up, the saver works again once the disk answers, and a later start leaves nothing
+// behind.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -24,8 +25,8 @@ class CheckpointFaults : public testing::Test {
   }
   ~CheckpointFaults() override { set_log_sink({}); }
 
-  /// Calls until the outcome is another than that the disk was late: to somebody of little patience
-  /// a busy machine's is.
+  /// Calls again while the outcome is only that the disk was late, as a busy machine's disk may be
+  /// for a short patience.
   template <typename Call>
   static auto in_time(const Call& call) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -49,7 +50,7 @@ class CheckpointFaults : public testing::Test {
     });
   }
 
-  /// Two checkpoints, of which the next save prunes one.
+  /// Two checkpoints; the next save prunes one.
   static std::unique_ptr<CheckpointSaver> two_saved(CrashFiles& files,
                                                     double stall_seconds = 60.0) {
     SaverOptions options = options_on(files, 2);
@@ -67,7 +68,7 @@ class CheckpointFaults : public testing::Test {
     return made;
   }
 
-  /// `latest` loads, and is of step 2, or of step 3.
+  /// Expects `latest` to load as step 2, or as step 3.
   static void expect_loads(CrashFiles& files, bool saved) {
     const auto reader = CheckpointReader::open(files, "/disk/checkpoints", "");
     ASSERT_TRUE(reader.has_value()) << reader.error().to_string();
@@ -158,7 +159,7 @@ TEST_F(CheckpointFaults, TheNthOperationOfASaveNeverAnswering) {
   std::uint64_t failed = 0;
   double patience = 0.05;  // seconds; a busy machine takes more
   for (std::uint64_t operation = 0;; ++operation) {
-    // A thread that hangs holds on to these, which must outlive it.
+    // A thread that hangs uses these, so they must outlive it.
     auto kept = std::make_unique<CrashFiles>();
     CrashFiles& files = *kept;
     keep_for_ever(std::move(kept));
@@ -203,14 +204,14 @@ TEST_F(CheckpointFaults, TheNthOperationOfAnOpeningFailing) {
   for (std::uint64_t operation = 0;; ++operation) {
     CrashFiles whole;
     two_saved(whole).reset();
-    // In the middle of a save, so that there is something to recover.
+    // In the middle of a save, so that recovery has something to do.
     const auto files = whole.after_cut(whole.logged() - 6, test_support::Cut::AllInOrder, 1);
     files->plan(operation, CrashFiles::Fault::Fails);
     const auto failed = CheckpointSaver::open(*files, options_on(*files, 2));
     const bool met = files->operations() > operation;
     files->forget_plan();
     if (failed.has_value() && !met) break;
-    if (failed.has_value()) continue;  // an answer that it can do without
+    if (failed.has_value()) continue;  // the opening can do without this answer
     const auto again = CheckpointSaver::open(*files, options_on(*files, 2));
     ASSERT_TRUE(again.has_value()) << operation << " " << again.error().to_string();
     const auto reader = CheckpointReader::open(*files, "/disk/checkpoints", "");
@@ -295,14 +296,14 @@ TEST_F(CheckpointFaults, AnotherOneUnderTheTagOfOneThatGoesStays) {
   const auto others = files.open_folder("/disk/other");
   ASSERT_TRUE((*ours)->rename("a", **others, "ours", Existing::Refuse).has_value());
   ASSERT_TRUE((*others)->rename("a", **ours, "a", Existing::Refuse).has_value());
-  ASSERT_TRUE(training().save(*saver, "c", 3, buffers).has_value());  // of "a" it is the turn
+  ASSERT_TRUE(training().save(*saver, "c", 3, buffers).has_value());  // "a" is next
   const auto reader = CheckpointReader::open(files, "/disk/checkpoints", "a");
   ASSERT_TRUE(reader.has_value()) << reader.error().to_string();
   EXPECT_EQ((*reader)->manifest().state.step, 7u);
 }
 
-/// On a file system that cannot exchange two names the former one steps aside for a moment. It has
-/// its tag again, or the new one has it, whichever operation fails, and before anybody recovers.
+/// On a file system that cannot exchange two names the former checkpoint is renamed for a moment.
+/// Whichever operation fails, and before any recovery, it has its tag again, or the new one has it.
 TEST_F(CheckpointFaults, TheNthOperationOfATagThatIsSavedAgainFailing) {
   std::uint64_t failed = 0;
   for (std::uint64_t operation = 0;; ++operation) {
@@ -325,8 +326,9 @@ TEST_F(CheckpointFaults, TheNthOperationOfATagThatIsSavedAgainFailing) {
   EXPECT_GT(failed, 20u);
 }
 
-/// A kill between two renames has left the former one under another name, and nothing under its
-/// tag. If it is whole it comes back; a damaged one is all that is left, and stays for its owner.
+/// A kill between two renames has left the former checkpoint under another name, and none under its
+/// tag. If it is whole, recovery restores its tag. If it is damaged, it is all that is left, and
+/// stays for its owner.
 TEST_F(CheckpointFaults, WhatIsLeftOfTheOnlyCheckpointIsNeverRemoved) {
   for (const bool damaged : {false, true}) {
     CrashFiles files;

@@ -1,6 +1,6 @@
 // Proves that a process that saves without a pause and is killed at any moment (SIGKILL), on a real
-// disk, leaves the checkpoint that it reported last, or the next one, with all its bits; and that
-// the next process goes on from it, in other ranks and forms, and leaves nothing behind.
+// disk, leaves the checkpoint that it reported last, or the next one, with all its bits. The next
+// process continues from it, with other ranks and forms, and leaves nothing behind.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -22,7 +22,7 @@ SaverOptions options_in(const std::string& directory) {
   return options;
 }
 
-/// Saves from where `directory` stands, and says each step that is committed. Never returns.
+/// Saves from the state of `directory` on, and reports each step that is committed. Never returns.
 [[noreturn]] void save_for_ever(const std::string& directory, const MadeUpTraining& training,
                                 int tells) {
   auto saver = CheckpointSaver::open(system_files(), options_in(directory));
@@ -37,7 +37,7 @@ SaverOptions options_in(const std::string& directory) {
   LentBuffers buffers;
   for (;;) {
     ++step;
-    // Every third tag is one that is there.
+    // Every third save reuses a tag.
     const std::string tag = step % 3 == 0 ? "again" : "global_step" + std::to_string(step);
     if (!training.save(**saver, tag, step, buffers).has_value()) _exit(4);
     if (write(tells, &step, sizeof step) != sizeof step) _exit(5);

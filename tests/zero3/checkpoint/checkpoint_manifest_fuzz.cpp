@@ -1,6 +1,6 @@
-// Any bytes as a manifest: it is refused with one line, or what was read can be written, and read
-// again as the same. The same for these bytes closed with the right checksum, without which almost
-// no mutation would get any further.
+// Any bytes as a manifest: it is refused with one line, or it can be written, and reads back the
+// same. Then the same bytes with the right checksum, without which almost no mutation would reach
+// further code.
 #include "base/check.h"
 #include "tests/support/fuzz_input.h"
 #include "zero3/checkpoint/checkpoint_manifest.h"

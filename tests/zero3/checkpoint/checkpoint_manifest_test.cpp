@@ -1,5 +1,5 @@
-// Proves that a manifest comes back as it was written, that every flipped byte of it is refused,
-// and that one with a right checksum is refused by name when it says what cannot be.
+// Proves that a manifest is read as it was written, that every flipped byte is refused, and that
+// impossible values under a right checksum are refused by name.
 #include "zero3/checkpoint/checkpoint_manifest.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ std::string text_of(const CheckpointManifest& manifest) {
   return text.has_value() ? *text : "";
 }
 
-/// Closes a tree with the right checksum.
+/// Completes a tree with the right checksum.
 std::string closed(Json tree) {
   tree.erase("checksum");
   std::string text = tree.dump();

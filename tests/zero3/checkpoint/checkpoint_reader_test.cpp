@@ -1,6 +1,6 @@
-// Proves that a reader gives back every bit that was saved, in each form, from one file or several,
-// in any range and from several threads; that blocks which are damaged, exchanged or of another
-// step are refused by file and block, 10,000 of them; and that names decide what goes where.
+// Proves that a reader returns every bit that was saved, in each form, from one file or several, in
+// any range and from several threads. Blocks that are damaged, exchanged or of another step are
+// refused by file and block, 10,000 of them. Names decide which array belongs to which parameter.
 #include "zero3/checkpoint/checkpoint_reader.h"
 
 #include <gtest/gtest.h>

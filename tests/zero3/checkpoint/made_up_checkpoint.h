@@ -1,6 +1,6 @@
-// MadeUpTraining: a small model whose state is a function of its seed and step, saved through the
-// saver as an engine saves it, and compared with what a reader gives back. Without a disk's help:
-// any FileSystem, and any engine.
+// MadeUpTraining: a small model whose state is a function of its seed and step. It is saved through
+// the saver as an engine saves it, and compared with what a reader returns. It works with any
+// FileSystem and any I/O engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@
 
 namespace artesian::zero3 {
 
-/// Lends memory that comes back, or is given up and then kept.
+/// Lends memory that is returned, or is given up and then kept.
 struct LentBuffers final : BufferOwner {
   BufferLease lend(std::uint64_t bytes) {
     auto* data = static_cast<std::byte*>(std::aligned_alloc(4096, bytes));
@@ -50,7 +50,8 @@ struct LentBuffers final : BufferOwner {
 
 class MadeUpTraining {
  public:
-  /// `ranks`: its images are cut into so many shares, each a file. `frozen`: of 16 bits.
+  /// `ranks`: images are cut into this many shares, each in a file. `frozen`: 16-bit frozen
+  /// parameters.
   explicit MadeUpTraining(StateForm form, std::uint64_t numel = 3000, std::uint32_t ranks = 1,
                           DType frozen = DType::BFloat16)
       : ranks_(ranks), frozen_(frozen) {
@@ -61,11 +62,11 @@ class MadeUpTraining {
 
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
-  /// Returns what a reader must give back.
+  /// Returns the value that a reader must return.
   float master(std::uint64_t step, std::uint32_t parameter, std::uint64_t i) const {
     const std::uint64_t when = form_[parameter] == StateForm::Frozen ? 0 : step;
     const auto word = random_word(when, parameter, i);
-    // Ties of the split, one in four, and any other pattern that is finite.
+    // One in four is a tie of the split, the others are any finite pattern.
     auto bits = static_cast<std::uint32_t>(word) & 0xbf7fffffu;
     const auto half = static_cast<std::uint16_t>(bits >> 16);
     if (form_[parameter] == StateForm::Frozen) {
@@ -93,7 +94,7 @@ class MadeUpTraining {
     return images;
   }
 
-  /// Saves the state of `step`. Errors: of the first call that failed.
+  /// Saves the state of `step`. Returns the error of the first call that failed.
   Result<SavedCheckpoint> save(CheckpointSaver& saver, const std::string& tag, std::uint64_t step,
                                LentBuffers& buffers, std::vector<SideFile> files = {}) const {
     ARTESIAN_TRY_VOID(saver.begin(tag, step));
@@ -114,8 +115,8 @@ class MadeUpTraining {
     return *saved;
   }
 
-  /// The same by ranks, each with a saver of its own, in the order that Checkpoints has (its Note
-  /// [By several ranks]). `as` is told which rank does what comes next, `meet` where all meet.
+  /// The same by ranks, each with its own saver, in the order of Checkpoints (its Note [By several
+  /// ranks]). `as` is called with the rank whose operations follow, `meet` where all ranks meet.
   Result<SavedCheckpoint> save_together(const std::vector<std::unique_ptr<CheckpointSaver>>& savers,
                                         const std::string& tag, std::uint64_t step,
                                         LentBuffers& buffers,
@@ -185,7 +186,7 @@ class MadeUpTraining {
     return manifest;
   }
 
-  /// The checkpoint has exactly this step's state.
+  /// Expects the checkpoint to have exactly this step's state.
   void expect_state(const CheckpointReader& reader, std::uint64_t step) const {
     ASSERT_EQ(reader.manifest().state, manifest_of(step).state);
     for (std::uint32_t parameter = 0; parameter < parameters_.size(); ++parameter) {

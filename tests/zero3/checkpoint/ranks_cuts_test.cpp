@@ -1,9 +1,9 @@
-// Proves that no cut of power while several ranks save costs a checkpoint that `latest` durably
-// names, though their machines fail apart: each at an operation of its own, with another part of
-// what it had not synced. Between two places where all ranks meet, any may have come any way; and
-// no sync of one machine is one of another's work. The checkpoint is whole, and readable by any
-// number of ranks; and a machine whose syncs of a folder are left out shows that they are what it
-// rests on.
+// Proves that no power cut while several ranks save loses a checkpoint that `latest` durably names,
+// though their machines fail apart: each at an operation of its own, with another part of its
+// unsynced operations lost. Between two meetings of all ranks each rank may have come any way, and
+// a sync of one machine makes nothing of another durable. The checkpoint is whole and readable by
+// any number of ranks. If a machine's syncs of folders are left out, the test fails, so it is the
+// syncs that ensure this.
 #include <gtest/gtest.h>
 
 #include "base/random.h"
@@ -20,12 +20,12 @@ using test_support::Cut;
 constexpr std::uint64_t numel = 700;
 constexpr std::uint32_t nobody = ~0u;
 
-/// Between two meetings of all ranks, in operations of the log.
+/// The time between two meetings of all ranks, in operations of the log.
 struct Stretch {
   std::size_t begin = 0;
   std::size_t end = 0;
-  std::uint64_t before = 0;  // step of the checkpoint that is durable; 0: none
-  std::uint64_t after = 0;   // that may be, if another one
+  std::uint64_t before = 0;  // step of the durable checkpoint; 0: none
+  std::uint64_t after = 0;   // another step that may be durable
 };
 
 struct History {
@@ -39,7 +39,7 @@ std::string tag_of(std::uint64_t step) {
   return "step" + std::to_string(step);
 }
 
-/// Saves steps 1 to `steps`; `forgetful`: a rank whose machine's syncs of folders do nothing.
+/// Saves steps 1 to `steps`. `forgetful`: the rank whose machine's syncs of folders do nothing.
 void run(CrashFiles& files, History& history, std::uint64_t steps, std::uint32_t forgetful) {
   std::vector<std::unique_ptr<CheckpointSaver>> savers;
   const auto as = [&](std::uint32_t rank) {
@@ -68,7 +68,7 @@ void run(CrashFiles& files, History& history, std::uint64_t steps, std::uint32_t
   history.stretches.push_back({begin, begin, steps, steps});
 }
 
-/// Reads what rank `rank` of `ranks` has; returns what is wrong with it, or nothing.
+/// Reads the part of rank `rank` of `ranks`. Returns what is wrong with it, or an empty text.
 std::string read_as(const CheckpointReader& reader, const MadeUpTraining& training,
                     std::uint64_t step, std::uint32_t rank, std::uint32_t ranks) {
   for (std::uint32_t parameter = 0; parameter < training.parameters().size(); ++parameter) {
@@ -83,7 +83,7 @@ std::string read_as(const CheckpointReader& reader, const MadeUpTraining& traini
   return "";
 }
 
-/// Returns what is wrong with what the cuts left.
+/// Returns what is wrong with the folder after the cuts, or an empty text.
 std::string judge(CrashFiles& files, const History& history, const Stretch& at) {
   if (!files.exists("/disk/checkpoints")) return at.before == 0 ? "" : "the folder is gone";
   const auto saver = CheckpointSaver::open(files, options_on(files, 1));

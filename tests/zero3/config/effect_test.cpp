@@ -1,6 +1,6 @@
-// Proves that no accepted key is without effect: for every row of the table that claims one, typed
-// under each of its names, some allowed value gives another Config than the key's absence does.
-// (That each field of Config does what it says is proven where it is used.)
+// Proves that no accepted key is without effect: for every row of the table that has one, under
+// each of its names, some allowed value gives another Config than the key's absence. (Tests of its
+// users prove that each field of Config does what it says.)
 #include <gtest/gtest.h>
 
 #include <set>
@@ -32,7 +32,7 @@ std::vector<std::string> candidates(const ConfigKey& key) {
   }
 }
 
-/// The settings under which a key means something, as the members of the object that holds it.
+/// The settings under which a key has a meaning, as members of the object that holds it.
 std::string context(std::string_view path) {
   const std::string_view name = path.substr(path.rfind('.') + 1);
   if (path.starts_with("zero_optimization.cpu_offload")) return "\"stage\": 3";
@@ -51,8 +51,8 @@ std::string context(std::string_view path) {
   return "\"cycle_min_lr\": 0.5, \"cycle_max_lr\": 0.5";
 }
 
-/// {"a": {"b": {"c": VALUE}}} with the context in the innermost object, and what the outer ones
-/// need; without the key itself where `value` is empty.
+/// Returns {"a": {"b": {"c": VALUE}}} with the context in the innermost object, and with what the
+/// outer ones need. Without the key itself if `value` is empty.
 std::string config_about(std::string_view path, const std::string& value) {
   const std::size_t last = path.rfind('.');
   const std::string name(last == path.npos ? path : path.substr(last + 1));
@@ -87,7 +87,7 @@ std::string config_about(std::string_view path, const std::string& value) {
 
 Result<Config> parsed(const std::string& text) {
   ConfigArguments arguments;
-  if (text.find("total_num_steps") == text.npos) arguments.steps = 100;  // else they contradict
+  if (text.find("total_num_steps") == text.npos) arguments.steps = 100;  // they would contradict
   Result<Config> config = parse_config(text, "ds.json", arguments);
   if (config.has_value()) config->notes.clear();
   return config;

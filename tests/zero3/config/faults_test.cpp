@@ -1,4 +1,4 @@
-// Proves what the user sees: faulty configs with the exact message, one line a fault.
+// Proves the messages that users see: faulty configs with the exact text, one line for each fault.
 #include <gtest/gtest.h>
 
 #include "zero3/config/config.h"

@@ -1,5 +1,4 @@
-// A config that is about one key of the table: the smallest text in which that key is judged by
-// itself.
+// A config for one key of the table: the smallest text in which that key is judged by itself.
 #pragma once
 
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace artesian::zero3 {
 
-/// The row that decides: an alias stands for another.
+/// Returns the row that decides: an alias stands for another key.
 inline const ConfigKey& meaning(const ConfigKey& key) {
   return key.effect == KeyEffect::Alias ? *find_config_key(key.detail) : key;
 }
@@ -24,7 +23,7 @@ inline bool is_of_cycle(const std::string& path) {
   return path.starts_with("scheduler.params.cycle_") || path.starts_with("scheduler.params.decay_");
 }
 
-/// An optimizer that has this parameter.
+/// Returns an optimizer that has this parameter.
 inline std::string optimizer_with(const std::string& path) {
   for (const char* name : {"momentum", "dampening", "nesterov"}) {
     if (path.ends_with(std::string(".") + name)) return "SGD";
@@ -38,7 +37,7 @@ inline std::string optimizer_with(const std::string& path) {
   return adagrad ? "Adagrad" : "Adam";
 }
 
-/// Returns what must stand beside a key for it to be judged by itself.
+/// Returns the keys that a config needs beside this one.
 inline std::vector<std::string> companions(const std::string& path) {
   const bool cosine = path.ends_with("_ratio");
   if (path == "optimizer.type" || path == "scheduler.type") return {};
@@ -53,7 +52,7 @@ inline std::vector<std::string> companions(const std::string& path) {
   return {};
 }
 
-/// {"a": {"b": VALUE}} for a.b, with companions in the outermost object below the root.
+/// Returns {"a": {"b": VALUE}} for a.b, with companions in the outermost object below the root.
 inline std::string config_with(std::string_view path, const std::string& value) {
   const std::string whole(path);
   std::string text = value;

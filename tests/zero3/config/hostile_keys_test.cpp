@@ -1,7 +1,6 @@
-// Proves row 28 of the reliability table for every key of the table, typed under each of its names:
+// Proves row 28 of the reliability table for every key of the table, under each of its names:
 // misspelt, given twice, of each wrong type, not a number, infinite, overflowing, negative or out
-// of range, it is refused by its path with what is allowed. What a key may hold is the table's
-// word.
+// of range, it is refused by its path with what is allowed. The table says what a key may hold.
 #include <gtest/gtest.h>
 
 #include "tests/zero3/config/for_key.h"
@@ -24,7 +23,7 @@ constexpr Typed kinds[] = {
 constexpr const char* hostile_numbers[] = {"NaN",   "Infinity", "-Infinity", "1e999", "-1e999",
                                            "1e308", "-1e308",   "-1",        "-0.5"};
 
-/// True if the key's type takes values of this kind at all.
+/// True if the key's type accepts values of this kind at all.
 bool takes(const ConfigKey& key, JsonValue::Kind kind) {
   using Kind = JsonValue::Kind;
   if (kind == Kind::Null) return key.nullable;
@@ -65,7 +64,7 @@ std::string parent_of(std::string_view path) {
   return dot == path.npos ? "" : std::string(path.substr(0, dot));
 }
 
-/// True if other keys than the table's are not looked at beside this one.
+/// True if keys that the table does not have are ignored beside this one.
 bool in_open_section(const ConfigKey& row) {
   const ConfigKey* parent = find_config_key(parent_of(row.path));
   return parent != nullptr && meaning(*parent).type == KeyType::OpenSection;
@@ -139,7 +138,7 @@ TEST(ConfigHostileKeys, EveryKeyRefusesHostileNumbers) {
   }
   std::printf("%d refused of %d\n", reached, reached);
   EXPECT_GT(reached, 1500);
-  // What the table allows on purpose, so that a limit that got lost shows here.
+  // The keys that accept these on purpose, so that a lost limit is noticed.
   EXPECT_EQ(allowed,
             (std::vector<std::string>{"steps_per_print Infinity", "fp16.min_loss_scale 1e308",
                                       "scheduler.params.last_batch_iteration -1",

@@ -10,11 +10,11 @@
 namespace artesian::zero3 {
 namespace {
 
-// Of the CPU, whose clock does not care how busy it is with others: some milliseconds. What would
-// take for ever, or grows with the square of the text, is what this catches.
+// CPU time, which does not depend on other load: some milliseconds. The limit catches parsing that
+// never ends, or takes time quadratic in the length of the text.
 constexpr double seconds_max = test_support::sanitized ? 30.0 : 1.0;
 
-/// Ends with an error, soon, through the whole reader.
+/// Expects an error, soon, from the whole reader.
 void expect_refused(const std::string& text, const std::string& part) {
   const std::clock_t start = std::clock();
   const Result<Config> config = parse_config(text, "t", {});

@@ -1,7 +1,6 @@
-// Proves that the table is the whole truth: every row is reached by a config made from the row
-// itself (a valid value accepted, a wrong type and a value out of range refused with the key's
-// path, a value that is not supported refused by name), and docs/config.md is what the table
-// prints.
+// Proves that the table is complete: every row is reached by a config made from the row itself (a
+// valid value is accepted; a wrong type and a value out of range are refused with the key's path;
+// an unsupported value is refused by name), and docs/config.md is what the table prints.
 #include "zero3/config/keys.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +41,7 @@ std::string valid_value(const ConfigKey& key) {
   return "";
 }
 
-/// A value that is allowed and, for refused features, the first one that is.
+/// An allowed value; for refused features the first allowed one.
 std::string accepted_value(const ConfigKey& key) {
   if (key.effect != KeyEffect::NotSupported) return valid_value(key);
   if (key.type == KeyType::Choice) return valid_value(key);

@@ -1,5 +1,5 @@
-// Proves the lenient reader: what people paste gives the same tree as the clean text, what is
-// inside strings is never touched, and errors name their line and column.
+// Proves the lenient reader: text as people paste it gives the same tree as clean text, the content
+// of strings is never changed, and errors name their line and column.
 #include "zero3/config/text.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// Proves what additions do to a step's gradients: which of them set elements, which elements become
-// zeros and may become none again, and which sub-groups of a unit that spills are read and written.
+// Proves the effect of additions on a step's gradients: which of them set elements, which elements
+// become zeros and may be overwritten later, and which sub-groups of a unit that spills are read
+// and written.
 #include "zero3/flow/gradient_additions.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ struct Piece {
   std::uint64_t count;
 };
 
-/// Two units: of parameters 0 and 1 in memory, and of 2 to 4, which spill.
+/// Two units: parameters 0 and 1 in memory, and 2 to 4, which spill.
 Placement placement_of(tiering::Tier first, tiering::Tier second) {
   Placement placement;
   placement.sub_group = size;
@@ -72,7 +73,7 @@ TEST(GradientAdditions, AUnitThatSpillsEntersAsZerosAndThenBySubGroup) {
   const auto first = additions.enter(1, std::vector<Piece>{{size, size}});
   EXPECT_TRUE(first.as_zeros);
   EXPECT_EQ(first.read, Groups{});
-  EXPECT_EQ(additions.enter(1, std::vector<Piece>{{0, size}}).read, Groups{});  // it is there
+  EXPECT_EQ(additions.enter(1, std::vector<Piece>{{0, size}}).read, Groups{});  // it is resident
   EXPECT_EQ(additions.leave(1), (Groups{0, 1, 2}));
   const auto second = additions.enter(1, std::vector<Piece>{{size, 1}, {size + 1, size}});
   EXPECT_FALSE(second.as_zeros);
@@ -107,7 +108,7 @@ TEST(GradientAdditions, TheDeviceSumsWhatWouldSetElements) {
   placement.units[0].gradient = tiering::Route::Queues;
   GradientAdditions additions(placement);
   EXPECT_EQ(additions.additions(0, 4), 1u);
-  EXPECT_EQ(additions.additions(2, 4), 4u);  // the host reaches it
+  EXPECT_EQ(additions.additions(2, 4), 4u);  // the host can address it
   additions.added(0);
   EXPECT_EQ(additions.additions(0, 4), 4u);
   EXPECT_EQ(additions.additions(1, 4), 1u);

@@ -1,5 +1,5 @@
-// Proves the order in which units are handed to the update under backward: as expected, each once
-// and when it is complete; and what the next backward expects of a model that somebody else runs.
+// Proves the order in which units are passed to the update under backward: as expected, each once
+// and when it is complete; and what the next backward expects if Python runs the model.
 #include "zero3/flow/gradient_order.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ TEST(GradientOrder, AUnitWaitsForThoseThatAreExpectedBeforeIt) {
   EXPECT_EQ(handed_out(order), Units{});
   order.complete(3);
   EXPECT_EQ(handed_out(order), (Units{3, 2}));
-  order.complete(0);  // nobody expects it
+  order.complete(0);  // not expected
   EXPECT_EQ(handed_out(order), Units{});
   order.complete(1);
   EXPECT_EQ(handed_out(order), Units{1});
@@ -41,7 +41,7 @@ TEST(GradientOrder, ExpectsWhatTheBackwardBeforeDid) {
   order.begin({2, 0, 3});
   EXPECT_FALSE(order.is_complete(2));
   order.complete(3);
-  order.give_up();  // what came of it is no order to expect
+  order.give_up();  // the order of this step is not expected again
   EXPECT_FALSE(order.is_complete(3));
   EXPECT_EQ(handed_out(order), Units{});
   EXPECT_EQ(order.as_before(all), (Units{2, 0, 3}));

@@ -1,7 +1,7 @@
-// Proves the order of a step's update, as the optimizer and the plan play it: every unit is updated
-// once a step, whatever is updated under backward, rolled back or skipped; what is updated under
-// backward waits for its own gradient; what is left comes in forward's order, as it is demanded;
-// and a call out of order aborts. Random walks through all legal calls come with their seed.
+// Proves the order of a step's update, as the optimizer and the plan play it. Every unit is updated
+// once a step, whatever is updated under backward, rolled back or skipped. An update under backward
+// waits for its unit's gradient. The other units are updated in forward's order, as they are
+// demanded. A call out of order aborts. Random walks through all legal calls print their seed.
 #include "zero3/flow/update_order.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST(UpdateOrder, ADemandComesToAUnitAndThoseBeforeIt) {
   order.set_order({3, 0, 2});
   EXPECT_FALSE(order.demands(4));  // nothing is begun
   order.begin_deferred();
-  EXPECT_FALSE(order.demands(1));  // frozen: it waits for nothing
+  EXPECT_FALSE(order.demands(1));  // frozen: no update
   Units updated;
   for (; order.demands(0); order.update_next()) updated.push_back(order.next());
   EXPECT_EQ(updated, (Units{3, 0}));
@@ -85,12 +85,12 @@ TEST(UpdateOrder, UnderBackwardAUnitWaitsForItsOwnGradient) {
   EXPECT_EQ(order.pass(), (Units{4, 2, 0, 3}));  // read behind them: gradients are in memory
   EXPECT_FALSE(order.may_update_next(always));
   order.gradient_is_final(4);
-  EXPECT_TRUE(order.may_update_next(never));  // backward asks for no slot
+  EXPECT_TRUE(order.may_update_next(never));  // backward needs no slot
   order.update_next();
   EXPECT_FALSE(order.may_update_next(always));
   order.gradient_is_final(2);
   order.update_next();
-  EXPECT_TRUE(order.begin_deferred());  // the pass goes on
+  EXPECT_TRUE(order.begin_deferred());  // the pass continues
   EXPECT_EQ(of(order.left()), (Units{0, 3}));
   EXPECT_FALSE(order.is_pending(4));
 }
@@ -144,13 +144,13 @@ TEST(UpdateOrder, WhatWasReadForAStepThatWasSkippedServesTheNext) {
   EXPECT_FALSE(order.goes_on_reading({4}, false));
   EXPECT_FALSE(order.goes_on_reading({4}, true));
   order.judged(/*as_begun=*/false);
-  EXPECT_TRUE(order.goes_on_reading({4}, true));  // which will not be tried
+  EXPECT_TRUE(order.goes_on_reading({4}, true));  // the units that will not be tried
   order.stop_reading();
   EXPECT_EQ(order.phase(), UpdatePhase::Idle);
   EXPECT_TRUE(order.pass().empty());
 }
 
-/// Walks through steps by chance and counts the updates that were not rolled back.
+/// Walks through steps at random and counts the updates that were not rolled back.
 class Walk {
  public:
   explicit Walk(std::uint64_t seed)

@@ -1,7 +1,7 @@
 // Proves that the data file of a checkpoint is a valid safetensors file in which every element of
-// every parameter of every array lies where the image of its unit has it, that sub-groups are whole
-// blocks at multiples of 4096, over random models, forms and shares of ranks; and that shares of
-// several ranks together have each element once.
+// every parameter of every array has its unit's place, that sub-groups are whole blocks at
+// multiples of 4096, over random models, forms and shares of ranks, and that the shares of several
+// ranks have each element once.
 #include "zero3/plan/checkpoint_layout.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ void expect_blocks(const CheckpointLayout& layout, const std::vector<SavedImage>
   EXPECT_EQ(next, layout.buffer_blocks().first);
 }
 
-/// Finds by the blocks where an element of an image lies in the file; the table must agree.
+/// Finds an element's place in the file by the blocks; the table must agree.
 void expect_parts(const CheckpointLayout& layout, const Model& model,
                   const std::vector<SavedImage>& images) {
   std::size_t at = 0;

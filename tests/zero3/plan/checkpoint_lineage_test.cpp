@@ -1,5 +1,6 @@
-// Proves that what is newest, and what may go, is decided by descent: an abandoned future, another
-// lineage and hostile links are neither taken nor removed; and what room checkpoints need.
+// Proves that descent decides which checkpoint is newest and which may be removed: an abandoned
+// future, another lineage and hostile links are neither taken nor removed. Also proves how much
+// space checkpoints need.
 #include "zero3/plan/checkpoint_lineage.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +29,7 @@ TEST(CheckpointLineage, TheOldestOfTheLineGo) {
 }
 
 TEST(CheckpointLineage, AnAbandonedFutureStays) {
-  // The user set `latest` back to a, and went on: b and c are of a run that is no more.
+  // The user set `latest` back to a and continued: b and c belong to an abandoned run.
   const std::vector<FoundCheckpoint> all{found("a", 1, 0, 1), found("b", 2, 1, 2),
                                          found("c", 3, 2, 3), found("d", 4, 1, 2),
                                          found("e", 5, 4, 3)};
@@ -61,8 +62,8 @@ TEST(CheckpointLineage, RoomIsWhatWillExistAtOnceLessWhatDoes) {
   EXPECT_EQ(with(2, 2, 0), 20u);
   EXPECT_EQ(with(0, 1, 0), 20u);
   EXPECT_EQ(with(0, 2, 2), 10u);    // a run that is resumed
-  EXPECT_EQ(with(0, 2, 2, 1), 0u);  // which has its spare
-  EXPECT_EQ(with(0, 2, 5), 10u);    // more are there than are kept: the first save needs one
+  EXPECT_EQ(with(0, 2, 2, 1), 0u);  // which has its spare file
+  EXPECT_EQ(with(0, 2, 5), 10u);    // more exist than are kept: the first save needs one
   EXPECT_EQ(with(3, 0, 1), 30u);    // all are kept
   EXPECT_EQ(with(0, 0, 0), std::numeric_limits<std::uint64_t>::max());
 }

@@ -1,5 +1,5 @@
-// Any bytes as a name: what is taken for a tag, a client's name, a file or something unfinished
-// leads nowhere, and what was parsed is written as it was.
+// Any bytes as a name: accepted tags, client names, files and unfinished names contain no path, and
+// a parsed name is written as it was.
 #include "base/check.h"
 #include "base/durable_folder.h"
 #include "tests/support/fuzz_input.h"

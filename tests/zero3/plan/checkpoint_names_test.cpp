@@ -1,5 +1,5 @@
-// Proves which names a folder of checkpoints may hold, and that those of what is unfinished come
-// back as they were made.
+// Proves which names a folder of checkpoints may hold, and that names of unfinished files are
+// parsed as they were made.
 #include "zero3/plan/checkpoint_names.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Proves each rule of DiskRate on made-up phases: which tell, which are passed over, and that the
-// best of the last eight counts.
+// Proves each rule of DiskRate on made-up phases: which ones count, which are ignored, and that the
+// best of the last eight is taken.
 #include "zero3/plan/disk_rate.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST(DiskRate, TheBestOfTheLastEightCounts) {
   EXPECT_DOUBLE_EQ(rate.share().value(), 0.9);
   for (int more = 0; more < 6; ++more) rate.see(6.0, 10.0, 9.0);
   EXPECT_DOUBLE_EQ(rate.share().value(), 0.9);
-  rate.see(9.9, 10.0, 5.0);  // tells nothing, and makes none of them older
+  rate.see(9.9, 10.0, 5.0);  // does not count, and makes none of them older
   EXPECT_DOUBLE_EQ(rate.share().value(), 0.9);
   rate.see(5.5, 10.0, 9.0);
   EXPECT_DOUBLE_EQ(rate.share().value(), 0.6);

@@ -1,6 +1,6 @@
-// Proves what evaluations in a row read by their plan: with the least device tier that works each
-// use of each unit on NVMe, in between what the tier does not keep, and nothing once it holds them
-// all.
+// Proves how many bytes repeated evaluations read by their plan: with the least device tier each
+// use of each unit on NVMe, with more memory those that the tier does not keep, and nothing once it
+// holds them all.
 #include "zero3/plan/evaluation_plan.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::uint64_t read_by(const PlacementCase& given) {
       .nvme_read;
 }
 
-/// Bytes of all uses of units on NVMe, as if nothing were kept.
+/// Bytes of all uses of units on NVMe, if nothing were kept.
 std::uint64_t all_uses(const PlacementCase& given) {
   const Placement placement = given.place().value();
   std::uint64_t bytes = 0;

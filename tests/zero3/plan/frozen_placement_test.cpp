@@ -1,6 +1,6 @@
-// Proves what a placement takes for frozen units: parameters alone, wherever they are, and never
-// more than the budgets; that residents get what gradients and state leave; and that the plan of a
-// step ends backward where nothing below is trainable.
+// Proves what a placement reserves for frozen units: parameters alone, wherever they are, and never
+// more than the budgets. Residents get what gradients and state leave. The plan of a step ends
+// backward where nothing below is trainable.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -54,7 +54,7 @@ Case make_case(std::uint64_t seed) {
   return made;
 }
 
-/// Bytes in a tier, added up anew: parameters of all units, the rest of trainable ones.
+/// Bytes in a tier, added up anew: parameters of all units, other state of trainable ones.
 std::uint64_t homes_in(const Placement& plan, Tier tier) {
   std::uint64_t bytes = 0;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {

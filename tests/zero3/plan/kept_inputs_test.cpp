@@ -1,7 +1,6 @@
-// Proves where kept inputs go: a group is as large as the budget of activations allows, host memory
-// takes what it has room for and never more than its budget, the rest is on NVMe, the last stage's
-// first in line; more host memory never means more NVMe bytes; and what the inputs of a step move
-// is as often as they are used.
+// Proves where kept inputs are placed. A group is as large as the budget of activations allows.
+// Host memory takes inputs up to its budget, the last stage's first; the rest is on NVMe. More host
+// memory never means more NVMe bytes. A step moves its inputs as often as they are used.
 #include "zero3/plan/kept_inputs.h"
 
 #include <gtest/gtest.h>
@@ -63,10 +62,10 @@ TEST_F(KeptInputsTest, AGroupIsWhatTheBudgetOfActivationsAllows) {
     EXPECT_EQ(describe().at_once, group);
   }
   activations = 1;
-  EXPECT_EQ(describe().at_once, 1u);  // one always runs
+  EXPECT_EQ(describe().at_once, 1u);  // one can always run
   activations = 100 * boundary;
   EXPECT_EQ(describe().at_once, 8u);  // all of a step
-  // Without NVMe what host memory does not take stays, and counts.
+  // Without NVMe, inputs beyond host memory stay where they were computed, and count.
   activations = 7 * boundary;
   EXPECT_EQ(describe(false).at_once, 1u);
   EXPECT_EQ(describe(false, 14 * boundary).at_once, 3u);
@@ -137,7 +136,7 @@ TEST_F(KeptInputsTest, HostMemoryTakesWhatFitsAndTheRestIsOnNvme) {
     on_nvme_before = on_nvme;
     seen.insert(on_nvme == 0 ? 2 : inputs.bytes_in(Tier::Host) == 0 ? 0 : 1);
   }
-  EXPECT_EQ(seen, (std::set<std::uint64_t>{0, 1, 2}));  // none, some and all were met
+  EXPECT_EQ(seen, (std::set<std::uint64_t>{0, 1, 2}));  // none, some and all occurred
 }
 
 TEST_F(KeptInputsTest, WithoutNvmeTheRestStaysWhereItIsComputed) {

@@ -1,6 +1,6 @@
 // Proves the layout's rules: every parameter lies in exactly one unit, aligned and without overlap;
-// tied weights are units of their own; persistence splits units by the two thresholds; and ranks
-// get equal shares of every image, whatever their number, without moving a parameter.
+// tied weights are units of their own; the two thresholds split persistent units off; and any
+// number of ranks get equal shares of every image without moving a parameter.
 #include "zero3/plan/layout.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST(Layout, ATiledHeadIsAUnitByItselfAndTakenAsStored) {
       }
       return names;
     };
-    // A table that is looked up alone is taken as it is stored, too.
+    // A table that is only looked up is also read as it is stored.
     const std::vector<std::string> looked_up{"wte.weight"};
     EXPECT_EQ(as_stored(), tied ? std::vector<std::string>() : looked_up);
     model.parameters[head].tiled = true;
@@ -159,7 +159,7 @@ TEST(Layout, RanksGetEqualSharesAndMoveNoParameter) {
         const ParameterPlace& last = layout.places[unit.parameters.back()];
         EXPECT_GE(unit.image, last.first + last.numel);
         EXPECT_LT(ranks * (unit.share - image_alignment),
-                  last.first + last.numel);  // no less would do
+                  last.first + last.numel);  // fewer would not hold them
       }
     }
   }

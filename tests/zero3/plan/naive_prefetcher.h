@@ -1,5 +1,5 @@
 // The prefetcher by linear scans: at each decision it looks at every unit and walks the trace. The
-// product's makes the same decisions in logarithmic time; prefetcher_twin_test.cpp compares them.
+// real one makes the same decisions in logarithmic time; prefetcher_twin_test.cpp compares them.
 #pragma once
 
 #include <algorithm>
@@ -135,7 +135,7 @@ class NaivePrefetcher {
   std::uint64_t ahead_ = 0;
 };
 
-/// Accesses from the present one until the unit's next use, going round.
+/// Accesses from the present one until the unit's next use, cyclically.
 inline std::uint64_t NaivePrefetcher::next_use(std::uint32_t unit) const {
   const std::size_t size = course_->order.size();
   for (std::size_t ahead = 1; ahead <= size; ++ahead) {
@@ -199,7 +199,7 @@ inline Result<bool> NaivePrefetcher::start_with_room(std::uint32_t unit, aio::Pr
 
 inline Result<void> NaivePrefetcher::demand(const AccessOrder::Access& units) {
   AccessOrder::Access by_size = units;
-  for (const auto unit : by_size) entering_[unit] = true;  // none makes room for another
+  for (const auto unit : by_size) entering_[unit] = true;  // none may be evicted for another
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return numel_[a] > numel_[b]; });
   for (int attempt = 0;; ++attempt) {
@@ -214,7 +214,7 @@ inline Result<void> NaivePrefetcher::demand(const AccessOrder::Access& units) {
       return make_error(ErrorCode::Exhausted,
                         "artesian.device_memory: no room for one stage's parameters");
     }
-    for (const auto unit : by_size) ARTESIAN_TRY_VOID(drop(unit));  // they lay in each other's way
+    for (const auto unit : by_size) ARTESIAN_TRY_VOID(drop(unit));  // they were in each other's way
   }
   for (const auto unit : by_size) {
     if (found_[unit] == Found::Prefetched) ahead_ -= numel_[unit];
@@ -229,7 +229,7 @@ inline Result<void> NaivePrefetcher::demand(const AccessOrder::Access& units) {
   return {};
 }
 
-/// Aligns the round with the order: what each access is, or that it is a stray.
+/// Aligns the round with the order: each access is one of the order, or a stray.
 inline Result<void> NaivePrefetcher::advance(const AccessOrder::Access& units) {
   if (!in_steps() && !course_->order.empty() && course_->place == course_->order.size()) {
     end_round();
@@ -303,7 +303,7 @@ inline Result<void> NaivePrefetcher::enter(const AccessOrder::Access& units) {
 }
 
 /// Drops units that are needed later than in `next_use_min` accesses until one more may be live;
-/// none if that would not do. Returns whether it may.
+/// none if that would not suffice. Returns whether one more may be live.
 inline Result<bool> NaivePrefetcher::drop_to_max_live(std::uint32_t one_more,
                                                       std::uint64_t next_use_min) {
   const std::uint64_t numel_max = limits_.max_live_parameters;

@@ -89,7 +89,7 @@ TEST(NextUses, AnswersAsAScanDoes) {
     for (std::uint64_t unit = 0; unit < units; ++unit) numel.push_back(1 + below(1000));
     NextUses uses(numel);
     for (int run = 0; run < 30; ++run) {
-      const std::uint64_t round = below(10);  // 0: while recording, all are never needed
+      const std::uint64_t round = below(10);  // 0: while recording, no unit has a next use
       std::uint64_t now = below(100);
       uses.reset(round);
       std::vector<Entry> entries(units);
@@ -101,7 +101,7 @@ TEST(NextUses, AnswersAsAScanDoes) {
         uses.set(unit, entries[unit].holding, entries[unit].ordinal);
         expect_answers(uses, entries, numel, now, round);
         if (round == 0 || below(3) != 0) continue;
-        ++now;  // whoever is used now is needed a round later
+        ++now;  // a unit used now is needed a round later
         for (std::uint32_t used = 0; used < units; ++used) {
           if (entries[used].ordinal != now) continue;
           entries[used].ordinal += round;

@@ -1,5 +1,5 @@
-// A model with a configuration and budgets, to be placed; the smallest budget that works; and what
-// a placement takes of tiers and moves on NVMe, added up anew.
+// A model with a configuration and budgets, to be placed; the smallest budget that works; and the
+// bytes that a placement takes in tiers and moves on NVMe, added up anew.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ inline PlacementCase make_case(DType dtype, Offload param, Offload optimizer) {
   return made;
 }
 
-/// Bytes that the plan takes in a tier, added up anew from its units.
+/// Bytes of the plan in a tier, added up anew from its units.
 inline std::uint64_t bytes_in(const Placement& plan, Tier tier) {
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
@@ -93,7 +93,7 @@ inline std::uint64_t smallest(PlacementCase given, std::uint64_t PlacementCase::
   return high;
 }
 
-/// Returns the one way in which all units keep their master weights.
+/// Returns the form of master weights that all units have.
 inline Master master_of(const Placement& plan) {
   for (const UnitPlacement& unit : plan.units) EXPECT_EQ(unit.master, plan.units[0].master);
   return plan.units[0].master;
@@ -110,8 +110,8 @@ inline std::uint64_t state_in(const Placement& plan, Tier tier) {
   return bytes;
 }
 
-/// How often a forward and backward use each unit, at least; all of them fetches where nothing is
-/// kept gathered.
+/// How often a forward and backward use each unit, at least. If nothing is kept gathered, each use
+/// is a fetch.
 inline std::vector<std::uint64_t> uses(const PlacementCase& given, const Placement& plan) {
   std::vector<std::uint64_t> count(plan.units.size(), 0);
   for (std::size_t stage = 0; stage < given.model.stages.size(); ++stage) {
@@ -131,7 +131,7 @@ inline bool tied_table(const PlacementCase& given, const Placement& plan, std::u
   return in_last && plan.layout.places[*given.model.stages.front().lookup].unit == unit;
 }
 
-/// Bytes that a step moves to and from NVMe where no parameter stays gathered.
+/// Bytes that a step moves to and from NVMe if no parameter stays gathered.
 inline std::uint64_t nvme_traffic(const PlacementCase& given, const Placement& plan) {
   const auto fetches = uses(given, plan);
   std::uint64_t bytes = 0;
@@ -140,11 +140,12 @@ inline std::uint64_t nvme_traffic(const PlacementCase& given, const Placement& p
     const std::uint64_t image = plan.layout.units[index].image;
     if (place.param == Tier::Nvme) {
       const std::uint64_t by_update = plan.update_reads_param(index) ? 2 : 1;
-      // The first forward is given what the update makes.
+      // The first forward gets its parameters from the update.
       bytes += image * dtype_size(plan.param_dtype) * (fetches[index] - 1 + by_update);
     }
     if (place.grad == Tier::Nvme) {
-      // Written and read by the update; a tied table's rows come last: read and written once more.
+      // Written once and read by the update. A tied table's rows are added last: read and written
+      // once more.
       const bool tied = tied_table(given, plan, index);
       bytes += image * dtype_size(plan.grad_dtype) * (tied ? 4 : 2);
     }

@@ -1,5 +1,5 @@
 // Proves that placement is a function of its inputs that never exceeds a budget, and that a budget
-// is refused exactly when it is too small, with the bytes missing: found by bisection for every
+// is refused exactly when it is too small, with the missing bytes: found by bisection for every
 // placement.
 #include "zero3/plan/make_placement.h"
 
@@ -17,7 +17,7 @@ namespace {
 using Case = PlacementCase;
 
 /// The optimizer state that a greedy choice of whole units would save, in the room that the plan
-/// has given to optimizer state and left free.
+/// has used for optimizer state or left free.
 std::uint64_t state_saved_by_whole_units(const Placement& plan, std::uint64_t room) {
   std::uint64_t saved = 0;
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {
@@ -98,14 +98,14 @@ TEST_P(PlacementOf, MoreHostMemoryNeverMeansMoreBytesToAndFromNvme) {
       const std::uint64_t bytes = nvme_traffic(given, *plan);
       const bool spills = plan->gradients_spill();
       ASSERT_LE(spills, spilled) << "seed " << seed << ", host " << given.host;
-      // Where all gradients first fit, they take the place of what would save more.
+      // Gradients that just fit displace state that would save more.
       if (spilled && !spills) before = ~std::uint64_t{0};
       spilled = spills;
       ASSERT_LE(bytes, before) << "seed " << seed << ", host " << given.host;
       if (first == 0) first = bytes;
       before = bytes;
     }
-    // Else the device has the state, from the beginning on.
+    // Otherwise the device holds the state from the start.
     if (optimizer == Offload::Nvme && !given.spare_device) {
       EXPECT_LT(before, first / 2) << "seed " << seed;
     }
@@ -177,8 +177,8 @@ TEST(Placement, MasterWeightsAreSplitWhereTheUpperHalvesAreAtHand) {
   EXPECT_EQ(master_of(fp32.place().value()), Master::Parameter);
 }
 
-// Parameters on a separate device, state in host memory: whole ones are nearer to the update,
-// halves take 2 bytes less of an element.
+// Parameters on a separate device, state in host memory: whole master weights are closer to the
+// update, split ones take 2 bytes an element less.
 TEST(Placement, MasterWeightsFarFromTheirHalvesAreSplitWhereWholeOnesDoNotFit) {
   Case given = make_case(DType::BFloat16, Offload::None, Offload::Cpu);
   given.separate = true;
@@ -196,7 +196,7 @@ TEST(Placement, MasterWeightsFarFromTheirHalvesAreSplitWhereWholeOnesDoNotFit) {
   const Placement split = given.place().value();
   EXPECT_EQ(master_of(split), Master::Split);
   expect_within(given, split);
-  // With parameters that are meant for NVMe, gradients would spill in place of that.
+  // With parameters meant for NVMe, gradients would spill instead.
   Case meant_for_nvme = make_case(DType::BFloat16, Offload::Nvme, Offload::Cpu);
   meant_for_nvme.separate = true;
   meant_for_nvme.compute = DType::BFloat16;
@@ -287,8 +287,8 @@ std::vector<std::vector<Tier>> homes_of_state(const Case& given) {
   return homes;
 }
 
-/// Counts the device sizes with room for some of the state at which it lies otherwise where some
-/// may be updated under backward.
+/// Counts the device sizes with room for some of the state at which its place depends on whether
+/// some units may be updated under backward.
 int sizes_with_whole_units(Case given) {
   int others = 0;
   int all = 0;
@@ -315,7 +315,7 @@ TEST(Placement, StateIsSpreadEvenlyWhereNoUnitCanBeUpdatedUnderBackward) {
     EXPECT_EQ(sizes_with_whole_units(given), 0);
     given.host += 300'000;
     ASSERT_FALSE(given.place().value().gradients_spill());
-    // 16-bit sums have no room for what fp32 parameters were.
+    // 16-bit sums have no room for the old fp32 parameters.
     const bool room = sums == DType::Float32;
     EXPECT_EQ(sizes_with_whole_units(given) >= 10, room);
     EXPECT_EQ(sizes_with_whole_units(given) == 0, !room);
@@ -394,14 +394,15 @@ TEST(Placement, WhatSavesMoreBytesForItsMemoryStaysInIt) {
   std::uint64_t image = 0;
   const auto roomy = given.place().value();
   for (const Unit& unit : roomy.layout.units) image += unit.image;
-  given.host = 200'000 + 4 * image;  // ring, gradients, and what would hold the parameters
+  given.host = 200'000 + 4 * image;  // ring, gradients, and as much as the parameters
   // Fetched twice and written once: worth more than state, which is read once and written once.
   given.config.zero.max_reuse_distance = 0;
   const auto fetched = given.place().value().units;
   EXPECT_GE(std::count_if(fetched.begin(), fetched.end(),
                           [](const auto& unit) { return unit.param == Tier::Host; }),
             4);
-  // Gathered all the time, and only written: worth less, so they get what no sub-group fits in.
+  // Always gathered and only written: worth less, so parameters get the room that no sub-group fits
+  // in.
   given.config.zero.max_reuse_distance = ~std::uint64_t{0};
   const auto plan = given.place().value();
   EXPECT_LT(params_in(plan, Tier::Host), plan.sub_group * plan.state_size_max());
@@ -452,8 +453,8 @@ TEST(Placement, MaxInCpuIsOfTheShareThatARankHolds) {
   }
 }
 
-/// Gradients and optimizer state have as many parts as there are ranks, and so have the parameters
-/// of stage 3.
+/// Gradients and optimizer state are divided by the number of ranks, and so are the parameters of
+/// stage 3.
 TEST(Placement, RanksHoldExactlyTheirShares) {
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -512,8 +513,8 @@ TEST(Placement, ParametersUsedInHostMemoryTakeNoDeviceMemory) {
   EXPECT_EQ(pool_at(1'000'000), 0u);
 }
 
-/// More of it never puts more of them on NVMe, and leaves slots for those that need some: the
-/// others, or all where compute has another dtype.
+/// More of it never puts more of them on NVMe, and leaves slots for parameters that need some:
+/// those elsewhere, or all if compute has another dtype.
 TEST(Placement, SpareDeviceMemoryHoldsParametersMeantForNvme) {
   const std::vector<std::pair<DType, bool>> cases{
       {DType::Float32, false}, {DType::Float32, true}, {DType::Float16, false}};
@@ -584,13 +585,13 @@ TEST(Placement, SpareDeviceMemoryHoldsOptimizerStateWhereItIsRam) {
   }
 }
 
-/// Its gradient is nowhere whole in the compute dtype, and where it has its home in memory compute
-/// takes it from there.
+/// Its gradient is never whole in the compute dtype, and if its home is in memory compute reads it
+/// there.
 TEST(Placement, ATiledTableTakesNoSlotAndNoGradientOnTheDevice) {
   Case given = make_case(DType::BFloat16, Offload::Nvme, Offload::Nvme);
   given.config.zero.param_persistence_threshold = 0;
   const std::uint64_t table = given.model.parameters.front().numel();  // the largest by far
-  std::uint64_t blocks = 5 * 4 * image_alignment;                      // slots of all else
+  std::uint64_t blocks = 5 * 4 * image_alignment;                      // slots of all others
   for (const ParameterSpec& each : given.model.parameters) blocks += 4 * each.numel();
   blocks -= 4 * table;
   const std::uint64_t whole = smallest(given, &Case::device);
@@ -651,7 +652,7 @@ TEST(Placement, ParametersStayOnTheDeviceOnlyAsFarAsTheyMay) {
   EXPECT_EQ(there(), 0u);
 }
 
-/// Compute expands what it needs: homes on the device would only take the room of slots.
+/// Compute expands parameters, so homes on the device would only take the room of slots.
 TEST(Placement, WhereHostMemoryHasEverythingParametersHaveTheirHomesThere) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   given.config.zero.param_persistence_threshold = 0;

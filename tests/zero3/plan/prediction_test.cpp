@@ -1,8 +1,7 @@
-// Proves the prediction of a step on made-up disks and phases: folders of one disk add up, and
-// disks work side by side; a phase takes the longer of what was computed in it and of its bytes;
-// the first step's, which carried no update, gets one added; and a later one that carried none
-// leaves what is expected of those that do. What phases take beyond that is expected once it has
-// come back.
+// Proves the prediction of a step on made-up disks and phases. Folders of one disk add up, and
+// disks work side by side. A phase takes the longer of its computing and its bytes. The first step,
+// which has no update, gets one added; a later step without one does not change what is expected of
+// those that have. Time beyond that is expected once it has occurred twice.
 #include "zero3/plan/prediction.h"
 
 #include <gtest/gtest.h>
@@ -94,7 +93,7 @@ TEST(Prediction, TheFirstStepIsGivenTheUpdateThatItLacked) {
   prediction.end_phase({.seconds = 2.0, .waited_s = 0.5, .bytes = {{gb, 0}}});
   prediction.end_step(std::vector<PathBytes>{{2 * gb, 2 * gb}});
   EXPECT_DOUBLE_EQ(prediction.next_s(), 1.5 + 3.0);
-  prediction.begin_step(false);  // a step was skipped: what comes after the next is as before
+  prediction.begin_step(false);  // a step was skipped: those after the next are as before
   prediction.end_phase({.seconds = 9.0, .waited_s = 0.0, .bytes = {{}}});
   prediction.end_step(std::vector<PathBytes>(1));
   EXPECT_DOUBLE_EQ(prediction.next_s(), 4.5);
@@ -114,13 +113,14 @@ TEST(Prediction, ADiskThatIsWaitedForTellsItsSpeed) {
   const PhaseUse slow{
       .updates = true, .seconds = 8.0, .waited_s = 7.0, .bytes = {{4 * gb, 2 * gb}}};
   const PhaseUse rest{
-      .seconds = 3.0, .waited_s = 0.5, .bytes = {{4 * gb, 0}}};  // 2.5, and 2 of disk
-  // At half of what was probed; so is the rest until it tells of itself: 4 in place of 2.
+      .seconds = 3.0, .waited_s = 0.5, .bytes = {{4 * gb, 0}}};  // 2.5 computed, and 2 of the disk
+  // At half of the probed rate. The rest is assumed to be as slow until it is measured: 4 instead
+  // of 2.
   EXPECT_DOUBLE_EQ(next_after(prediction, slow, rest), 8.0 + 4.0);
-  EXPECT_DOUBLE_EQ(prediction.disk_s(), 4.0 + 2.0);  // the bound stays by what was probed
+  EXPECT_DOUBLE_EQ(prediction.disk_s(), 4.0 + 2.0);  // the bound keeps the probed rate
   const PhaseUse waiting{.seconds = 2.5, .waited_s = 2.0, .bytes = {{4 * gb, 0}}};
   EXPECT_DOUBLE_EQ(next_after(prediction, slow, waiting), 8.0 + 2.5);
-  // The best counts, also where the next one is slower.
+  // The best rate counts, also if the next one is slower.
   const PhaseUse slower{
       .updates = true, .seconds = 9.0, .waited_s = 8.0, .bytes = {{4 * gb, 2 * gb}}};
   EXPECT_DOUBLE_EQ(next_after(prediction, slower, waiting), 8.0 + 2.5);
@@ -139,7 +139,7 @@ TEST(Prediction, AWaitThatComesBackIsExpectedAgain) {
   EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.5), rest), 5.25);
   EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.5), rest), 5.5);  // the second was long ago
   EXPECT_DOUBLE_EQ(next_after(prediction, forward(0.0), rest), 5.0);
-  // A phase that its bytes explain has nothing beyond them.
+  // A phase that its bytes explain takes no further time.
   Prediction bound({disk});
   const PhaseUse bytes{
       .updates = true, .seconds = 4.0, .waited_s = 2.0, .bytes = {{4 * gb, 2 * gb}}};

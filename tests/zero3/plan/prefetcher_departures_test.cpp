@@ -1,8 +1,8 @@
-// Proves that a step need not be the one that was recorded: units that are left out (LayerDrop,
-// experts), others that come in between and a shorter last step cost little more than what they
-// are, in fetches and in look-ahead; an order that is another each time costs no more than demands;
-// and a pass of an evaluation looks ahead to the next one, so that a token of generate() moves what
-// has no room, and leaves the step's future as it was. Over slots that hold nothing.
+// Proves that steps may differ from the recorded one. Units that are left out (LayerDrop, experts),
+// other units in between and a shorter last step cost little more than these units themselves, in
+// fetches and in look-ahead. An order that changes each time costs no more than demands. A pass of
+// an evaluation looks ahead to the next one, so that a token of generate() moves only parameters
+// without room, and leaves the step's future as it was. Over slots without memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using Accesses = std::vector<AccessOrder::Access>;
 constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 constexpr std::int64_t size_of_unit = 64;
 
-/// Counts what was accessed, in units of one size; `fetched` has also what was never used.
+/// Counts what was accessed, in units of one size. `fetched` includes units that were never used.
 struct Counted {
   std::uint64_t demand = 0;
   std::uint64_t prefetched = 0;
@@ -39,7 +39,7 @@ struct Counted {
   std::uint64_t accesses() const { return demand + prefetched + reused; }
 };
 
-/// A prefetcher over `count` units of one size, in room for some of them; looks four units ahead.
+/// A prefetcher over `count` units of one size, with room for some of them; looks four units ahead.
 class Units {
  public:
   Units(std::uint32_t count, std::uint64_t room, std::uint64_t ahead = 4)
@@ -66,7 +66,7 @@ class Units {
     EXPECT_TRUE(prefetcher.look_ahead_to_next_step().has_value());
     return counted();
   }
-  /// Since it was asked last; of evaluations what was fetched alone.
+  /// Counts since the last call; of evaluations only fetches.
   Counted counted() {
     const FetchStatistics& found = prefetcher.statistics();
     const Counted all{.demand = found.demand / size_of_unit,
@@ -107,7 +107,7 @@ Accesses there_and_back(std::uint32_t first, std::uint32_t end) {
   return accesses;
 }
 
-/// Layers that a step leaves out, forward and backward; never the first and the last.
+/// Leaves layers out of a step, forward and backward; never the first and the last.
 Accesses without(const Accesses& accesses, std::uint32_t last,
                  const std::function<bool(std::uint32_t)>& dropped) {
   Accesses left;
@@ -136,7 +136,7 @@ TEST(PrefetcherDepartures, AShorterLastStepKeepsTheOrder) {
       EXPECT_EQ(next.fetched, expected.fetched) << epoch;
     }
   }
-  // One that stays shorter is what is known, in the end: nothing is fetched for what does not come.
+  // A step that stays shorter becomes the known order: nothing is fetched for the missing part.
   Counted alone;
   for (std::uint32_t round = 0; round < Prefetcher::forgotten_after + 3; ++round) {
     alone = units.step({micro}, StepEnd::Early);
@@ -167,7 +167,7 @@ TEST(PrefetcherDepartures, AStrayCostsItselfAlone) {
     Accesses departed = usual;
     departed.insert(departed.begin() + static_cast<std::ptrdiff_t>(at), {{count}, {count + 1}});
     const Counted counted = units.step({departed});
-    EXPECT_LE(counted.demand, 2u + 2u) << at;            // and what they took the room of
+    EXPECT_LE(counted.demand, 2u + 2u) << at;            // and those that they displaced
     EXPECT_EQ(units.step({departed}).demand, 0u) << at;  // known by now
     EXPECT_EQ(units.step({usual}).demand, 0u) << at;     // skipped
   }
@@ -189,7 +189,7 @@ TEST(PrefetcherDepartures, LayersThatAreLeftOutCostNoMoreThanWhatTheyAre) {
         const Counted one = units.step({left});
         const Counted other = full.step({all});
         EXPECT_EQ(one.accesses(), left.size());
-        if (step < 20) continue;  // the first step has not met all of them
+        if (step < 20) continue;  // the first steps have not met all of them
         dropped += one;
         whole += other;
       }
@@ -204,7 +204,7 @@ TEST(PrefetcherDepartures, LayersThatAreLeftOutCostNoMoreThanWhatTheyAre) {
   }
 }
 
-/// 12 layers of a dense unit and 32 experts, of which each micro-batch takes some, in their order.
+/// 12 layers of a dense unit and 32 experts, of which each micro-batch uses some, in order.
 TEST(PrefetcherDepartures, ExpertsLeaveDenseUnitsTheirLookAhead) {
   constexpr std::uint32_t layers = 12;
   constexpr std::uint32_t experts = 32;
@@ -268,7 +268,8 @@ TEST(PrefetcherDepartures, ATokenMovesWhatHasNoRoom) {
         const Counted counted = units.counted();
         EXPECT_EQ(counted.accesses(), 0u);  // of steps
         if (token < 3) continue;
-        // Of a cycle that does not fit, what is in use and the four that are fetched ahead pass.
+        // In a cycle that does not fit, the units in use and the four that are fetched ahead pass
+        // through.
         const std::uint64_t resident =
             room == count ? count : room - std::min<std::uint64_t>(room, 5);
         EXPECT_LE(counted.fetched, count - resident) << token;

@@ -1,7 +1,7 @@
-// Proves that knowing the future is never worse than remembering the past: with the same room, a
-// Prefetcher fetches no more elements in a step than a cache that gives up what was used longest
-// ago, on the steps of models and, on demand, on random ones; and that residents save no less of
-// the optimizer state, which comes once a step, than such a cache would.
+// Proves that knowing the future is never worse than remembering the past. With the same room, a
+// Prefetcher fetches no more elements in a step than an LRU cache, on the steps of models and, on
+// demand, on random ones. Residents save no less optimizer state, which passes once a step, than
+// such a cache would.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,13 +22,13 @@ constexpr std::uint64_t unlimited = std::uint64_t{1} << 40;
 constexpr int steps = 5;  // the first one records
 constexpr std::int64_t size_of_unit = 64;
 
-/// Keeps what was used last, between accesses within a capacity.
+/// Keeps the units used last, within a capacity.
 class LruCache {
  public:
   LruCache(const std::vector<std::uint64_t>& sizes, std::uint64_t capacity)
       : sizes_(sizes), capacity_(capacity) {}
 
-  /// Returns what had to be fetched.
+  /// Returns the elements that had to be fetched.
   std::uint64_t use(const AccessOrder::Access& units) {
     std::uint64_t fetched = 0;
     for (const auto unit : units) {
@@ -51,11 +51,11 @@ class LruCache {
  private:
   const std::vector<std::uint64_t>& sizes_;
   const std::uint64_t capacity_;
-  std::list<std::uint32_t> kept_;  // the one that was used longest ago first
+  std::list<std::uint32_t> kept_;  // least recently used first
   std::uint64_t held_ = 0;
 };
 
-/// Returns what the last of several steps fetches.
+/// Returns what the last of several steps fetches with an LRU cache.
 std::uint64_t fetched_by_lru(const Accesses& step, const std::vector<std::uint64_t>& sizes,
                              std::uint64_t capacity) {
   LruCache cache(sizes, capacity);
@@ -89,7 +89,7 @@ std::uint64_t fetched_by_prefetcher(const Accesses& step, const Layout& layout, 
   return counted.demand + counted.prefetched;
 }
 
-/// Units of one size, a stage each: then nothing is better than to give up what is needed last.
+/// Units of one size, a stage each: then evicting the unit needed last is optimal.
 SmallModel equal_units(std::uint32_t count) {
   SmallModel model;
   for (std::uint32_t unit = 0; unit < count; ++unit) {
@@ -123,8 +123,8 @@ TEST(PrefetcherBesideLru, FetchesNoMoreInTheStepsOfModelsHoweverFarItLooksAhead)
   }
 }
 
-// What is fetched ahead takes the room of what is needed later, one access too early: in an order
-// without sense that may cost a fetch. On demand it never does.
+// A unit fetched ahead may displace a unit needed later, one access too early: in a random order
+// that may cost a fetch. On demand it never does.
 TEST(PrefetcherBesideLru, FetchesNoMoreOnDemandInRandomSteps) {
   int fewer = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {

@@ -1,6 +1,6 @@
-// Proves that the prefetcher gives every access its parameters, whatever the limits, the room and
-// the order of accesses; that it counts how it found them; that limits bound what they say; and
-// that with room for a part of the units it fetches as seldom as Belady's rule, simulated here.
+// Proves that the prefetcher gives every access its parameters, for any limits, room and order of
+// accesses; that it counts how it found them; that limits are kept; and that with room for some of
+// the units it fetches as seldom as Belady's rule, simulated here.
 #include "zero3/plan/prefetcher.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ SmallModel equal_units(int count, std::int64_t numel) {
   return model;
 }
 
-/// A prefetcher over filled tiers, driven as the engine drives it.
+/// A prefetcher over filled tiers, called as the engine calls it.
 class Steps {
  public:
   Steps(SmallModel model, const TierOptions& options, const PrefetchLimits& limits)
@@ -71,7 +71,7 @@ class Steps {
     for (const auto& units : accesses) sum += numel(units);
     return sum;
   }
-  /// One step; what it counted. The counts always add up to what was accessed.
+  /// Runs one step and returns its counts, which always add up to what was accessed.
   FetchStatistics run(const Accesses& accesses) {
     prefetcher.begin_step();
     for (const AccessOrder::Access& units : accesses) {
@@ -125,7 +125,7 @@ TEST(Prefetcher, WithRoomForAllEveryUnitIsFetchedOnceAndKept) {
   std::uint64_t all = 0;
   for (const Unit& unit : steps.tiers.layout().units) all += unit.numel;
   const FetchStatistics second = steps.run(accesses);
-  EXPECT_EQ(second.demand, steps.numel(accesses.front()));  // nothing ran that could look ahead
+  EXPECT_EQ(second.demand, steps.numel(accesses.front()));  // no access before it could look ahead
   EXPECT_EQ(second.prefetched, all - second.demand);
   EXPECT_EQ(second.live_parameters_max, all);
   EXPECT_EQ(steps.run(accesses).reused, steps.numel(accesses));
@@ -164,9 +164,9 @@ TEST(Prefetcher, MaxLiveBoundsLookAheadAndRetention) {
     const Accesses accesses = steps.there_and_back();
     for (int step = 0; step < 4; ++step) {
       const FetchStatistics counted = steps.run(accesses);
-      // A demand is never refused: it may come on top of what was kept.
+      // A demand is never refused: it may exceed the limit by what was kept.
       EXPECT_LE(counted.live_parameters_max, (units + 1) * each) << units;
-      // What is kept for later gives way to what is needed sooner.
+      // Units kept for later give way to units needed sooner.
       EXPECT_EQ(counted.prefetched > 0, step > 0 && units > 1) << units;
     }
   }
@@ -174,20 +174,20 @@ TEST(Prefetcher, MaxLiveBoundsLookAheadAndRetention) {
 
 TEST(Prefetcher, ReuseDistanceDecidesWhatIsKept) {
   constexpr std::uint64_t each = 4096;
-  // Backward over unit 5 - k comes 2k accesses after its forward: that many units in between.
+  // Backward of unit 5 - k is 2k accesses after its forward: that many units lie in between.
   for (const std::uint64_t distance : {0u, 2u, 4u}) {
     Steps steps(equal_units(6, each), {}, {0, unlimited, distance * each});
     const Accesses accesses = steps.there_and_back();
     steps.run(accesses);
     steps.run(accesses);
     const FetchStatistics counted = steps.run(accesses);
-    // The same at the other turn, from the last backward to the next step's first forward.
+    // The same from the last backward to the next step's first forward.
     EXPECT_EQ(counted.reused, 2 * (distance / 2 + 1) * each) << distance;
     EXPECT_EQ(counted.demand, (12 - 2 * (distance / 2 + 1)) * each);
   }
 }
 
-/// Fetches of one step in the long run, by the rule that evicts what is needed last.
+/// Fetches of one step in the long run, by the rule that evicts the unit needed last.
 std::uint64_t belady(const Accesses& step, std::size_t room) {
   std::set<std::uint32_t> kept;
   std::uint64_t misses = 0;
@@ -228,7 +228,7 @@ TEST(Prefetcher, EvictsWhatIsNeededLast) {
 }
 
 /// Room for eight pages; a takes 4, b 3 and c 5. While a is used, b is fetched ahead; when b and c
-/// are demanded, it lies in the way of c.
+/// are demanded, it is in the way of c.
 TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
   constexpr std::uint64_t page = 4096;
   const SmallModel model = equal_units(3, 64);
@@ -246,7 +246,7 @@ TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
       EXPECT_TRUE(prefetcher.leave(units).has_value());
       if (!evaluates) continue;
       EXPECT_TRUE(prefetcher.begin_pass(Course::Evaluations).has_value());
-      EXPECT_TRUE(prefetcher.enter({2}).has_value());  // b is out of the way then
+      EXPECT_TRUE(prefetcher.enter({2}).has_value());  // then b is out of the way
       EXPECT_TRUE(prefetcher.leave({2}).has_value());
       EXPECT_TRUE(prefetcher.begin_pass(Course::Steps).has_value());
     }
@@ -260,8 +260,9 @@ TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
     EXPECT_TRUE(stays[0]) << round;
     EXPECT_FALSE(stays[1]) << round;
   }
-  EXPECT_EQ(step(false), (std::vector<bool>{true, false, true}));  // c: what round 2 left is past
-  EXPECT_EQ(started, 4);  // b once more, c, and for the next step a and b
+  EXPECT_EQ(step(false),
+            (std::vector<bool>{true, false, true}));  // c: round 2 left nothing in the way
+  EXPECT_EQ(started, 4);  // b once more, c, and a and b for the next step
   EXPECT_TRUE(prefetcher.clear().has_value());
 }
 
@@ -279,7 +280,7 @@ class RandomSlots {
         prefetcher(layout, slots_, limits(seed)) {}
   ~RandomSlots() { EXPECT_TRUE(prefetcher.clear().has_value()); }
 
-  /// Returns what was given up before it was used.
+  /// Returns for each access whether units were evicted before they were used.
   std::vector<bool> step() {
     prefetcher.begin_step();
     for (const AccessOrder::Access& access : accesses_) {
@@ -345,8 +346,8 @@ class RandomSlots {
   Prefetcher prefetcher;
 };
 
-/// Slots of 1 to 5 pages. Where they lie is as the step before has left it: what is in the way in
-/// one step need not be in the next.
+/// Slots of 1 to 5 pages. Their places are as the step before has left them: a unit that is in the
+/// way in one step need not be in the next.
 TEST(Prefetcher, NothingThatStaysIsGivenUpBeforeItIsUsed) {
   int given_up = 0;
   int now_and_then = 0;  // in some steps, not in others
@@ -386,15 +387,15 @@ TEST(Prefetcher, ADepartureIsRecordedAnew) {
     steps.run(usual);
     EXPECT_GT(steps.run(usual).prefetched, 0u);
     const FetchStatistics departed = steps.run(changed);
-    EXPECT_LT(departed.demand, steps.numel(changed));  // the trace held up to the departure
-    steps.run(changed);                                // at the latest now all is recorded
+    EXPECT_LT(departed.demand, steps.numel(changed));  // the trace was right up to the departure
+    steps.run(changed);                                // by now all is recorded
     const FetchStatistics known = steps.run(changed);
     EXPECT_LE(known.demand, steps.numel(changed.front()));
     EXPECT_GT(known.prefetched, 0u);
   }
 }
 
-/// A seed is a model, a room from the least that fits, limits, and orders of accesses.
+/// The seed decides a model, room from the least that fits, limits, and orders of accesses.
 TEST(Prefetcher, AStepThatEndsEarlyCutsTheTrace) {
   Steps steps(small(), {}, {unlimited, unlimited, 0});  // nothing is kept
   const Accesses shorter = steps.there_and_back();

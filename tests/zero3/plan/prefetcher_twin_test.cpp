@@ -1,8 +1,8 @@
-// Proves that the prefetcher decides as its naive twin does, which scans all units and walks the
-// trace (naive_prefetcher.h): the same states, pins and addresses after every call and the same
-// counts, for random models, rooms, limits, orders and departures. That it decides alike over slots
-// that hold nothing (zero3/plan/dry_slots.h), which is how a step is planned. And that it bears
-// thousands of units, with which scans at each access would take hours.
+// Proves that the prefetcher makes the decisions of its naive twin, which scans all units and walks
+// the trace (naive_prefetcher.h): the same states, pins and addresses after every call and the same
+// counts, for random models, rooms, limits, orders and departures. It decides alike over slots
+// without memory (zero3/plan/dry_slots.h), by which a step is planned. It handles thousands of
+// units, for which scans at each access would take hours.
 #include <algorithm>
 
 #include "base/random.h"
@@ -33,7 +33,7 @@ struct Run {
     Optimizer optimizer(*tiers.state, *tiers.residency);
     EXPECT_TRUE(optimizer.initialize(weights, {}).has_value());
   }
-  /// Returns what every unit is, and where.
+  /// Returns the state and place of every unit.
   std::vector<std::uint64_t> units() {
     std::vector<std::uint64_t> all;
     for (std::uint32_t unit = 0; unit < tiers.layout().units.size(); ++unit) {
@@ -58,7 +58,7 @@ DrySlots dry_slots(const Tiers& tiers) {
   return DrySlots(std::move(units), pool, 0, [](const DryMove&) {});
 }
 
-/// The product, its naive twin, and the product over dry slots, driven together.
+/// The prefetcher, its naive twin, and the prefetcher over dry slots, called together.
 class Twins {
  public:
   Twins(const SmallModel& model, const TierOptions& options, const PrefetchLimits& limits)
@@ -82,15 +82,14 @@ class Twins {
     return got.demand == expected.demand && got.prefetched == expected.prefetched &&
            got.reused == expected.reused && got.live_parameters_max == expected.live_parameters_max;
   }
-  /// True if the call ends alike on all three, and leaves them alike.
+  /// True if the call ends alike on all three, and leaves them in the same state.
   template <typename Call>
   bool alike(const Call& call) {
     const bool done = call(product_.prefetcher);
     const bool naive_done = call(naive_.prefetcher);
     return call(dry_) == done && naive_done == done && same();
   }
-  /// True if the first `length` accesses of a step went alike, and its end, unless it is broken
-  /// off.
+  /// True if the first `length` accesses of a step ran alike, and its end, unless it is broken off.
   bool step(const Accesses& accesses, std::size_t length, bool broken_off) {
     product_.prefetcher.begin_step();
     naive_.prefetcher.begin_step();
@@ -111,8 +110,8 @@ class Twins {
     }
     return true;
   }
-  /// The stages that come first, in a course of their own: one or several passes. It may stay open
-  /// until a step's access comes, or its next begins.
+  /// Runs the first stages as evaluations: one or several passes. The last may stay open until a
+  /// step's access, or until its next pass begins.
   bool evaluate(const Accesses& accesses, std::size_t length) {
     const auto begin = [&](Course course) {
       return alike([&](auto& each) { return each.begin_pass(course).has_value(); });
@@ -190,7 +189,7 @@ std::uint64_t least_device_bytes(const SmallModel& model) {
   return bytes;
 }
 
-/// Leaves some accesses out, brings others from elsewhere, and moves parts to other places.
+/// Leaves some accesses out, inserts others, and moves parts to other places.
 template <typename Below>
 void depart(Accesses& accesses, const Accesses& stages, const Below& below) {
   const std::uint64_t one_in = 2 + below(10);
@@ -221,7 +220,7 @@ TEST(PrefetcherTwin, DecidesAlikeOnRandomTraces) {
     for (int step = 0; step < (seed % 10 == 0 ? 40 : 7); ++step) {
       std::size_t length = accesses.size();
       if (below(3) == 0) std::swap(accesses[below(length)], accesses[below(length)]);
-      if (below(5) == 0) length = 1 + below(length);  // ends early, or departs for good
+      if (below(5) == 0) length = 1 + below(length);  // ends early, or departs permanently
       if (below(8) == 0) accesses.resize(length);
       Accesses departed(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(length));
       if (below(2) == 0) depart(departed, stages, below);

@@ -1,7 +1,7 @@
-// Proves the rehearsed step: it takes no less than its computing, than its bytes at the disk's
-// bandwidth, and than the CPU's kernels; a faster resource never makes it longer; without a disk
-// to wait for it takes what it computes; and several ranks share what their stage of ZeRO shares,
-// and wait for the bus only where something needs what comes over it.
+// Proves the rehearsed step. It takes no less time than its computing, its bytes at the disk's
+// bandwidth, and the CPU's kernels. A faster resource never makes it longer. Without waits for a
+// disk it takes its computing. Several ranks divide what their stage of ZeRO divides, and wait for
+// the bus only where something needs its data.
 #include "zero3/plan/rehearsal.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ Case random_case(std::uint64_t seed) {
                    plenty, std::array{0.0, 0.3, 0.7, 1.0}[below(seed, 9, 4)]);
 }
 
-/// What is simulated, and what it moves.
+/// What is simulated, and the bytes that it moves.
 struct Request : StepTiming {
   StepPlanRequest step;
   Moved moved;
@@ -187,7 +187,7 @@ TEST(Rehearsal, EachDiskHasItsOwnBytes) {
     EXPECT_NEAR(busy(one, Resource::DiskRead),
                 busy(apart, Resource::DiskRead) + busy(apart, Resource::ParamRead), 1e-6);
     EXPECT_EQ(busy(one, Resource::ParamRead), 0.0);
-    request.rates.param_read = request.rates.disk_read;  // as if it were said nowhere
+    request.rates.param_read = request.rates.disk_read;  // as if no rate were given for it
     request.rates.param_write = request.rates.disk_write;
     request.rates.param_apart = false;
     const double same = simulate(request_of(of)).seconds;
@@ -220,7 +220,7 @@ TEST(Rehearsal, WithAnInfiniteDiskItIsWhatIsComputed) {
 }
 
 TEST(Rehearsal, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
-  // A slow disk, a ring of four items: the disk never rests while the optimizer streams.
+  // A slow disk and a ring of four items: the disk never rests while the optimizer streams.
   const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false);
   const Request request = request_of(of, 1e6);
   const StepTime time = simulate(request);
@@ -230,7 +230,8 @@ TEST(Rehearsal, WithoutAWaitItIsTheSlowerOfDiskAndComputing) {
 }
 
 TEST(Rehearsal, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
-  // Disk and computing take about as long: under forward alone the disk then rests in backward.
+  // Disk and computing take about as long, so with the update under forward alone the disk rests in
+  // backward.
   const Config config = config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16);
   const std::uint64_t host = 3 << 20;
   const auto seconds = [&](double share) {
@@ -251,11 +252,11 @@ TEST(Rehearsal, OfAnUpdateUnderBackwardIsWhatBothWindowsHaveTimeFor) {
   const double deferred = seconds(0.0);
   const double shared = seconds(0.6);
   EXPECT_LT(shared, 0.85 * deferred);
-  EXPECT_LT(shared, seconds(1.0));  // where all that can be is, forward has too little
+  EXPECT_LT(shared, seconds(1.0));  // with all units updated so, forward has too little left
 }
 
-// A step that is clipped has written shadows, and what it tried is made again under the next
-// forward; the step after it tries nothing. So of two steps one has the bytes of both.
+// A clipped step has written shadows, and its tried updates are repeated under the next forward;
+// the step after it tries nothing. So every second step has the bytes of both.
 TEST(Rehearsal, AnUpdateThatIsRolledBackIsPaidForTwice) {
   Case of = make_case(1, config_of(Offload::Nvme, Offload::Nvme, DType::BFloat16), false, 1,
                       3 << 20, 0.0, 12);
@@ -288,11 +289,11 @@ TEST(Rehearsal, AnUpdateThatIsRolledBackIsPaidForTwice) {
   EXPECT_EQ(saved.nvme_read, all.nvme_read);  // what is kept is read once
   EXPECT_GT(plan.moved.optimizer.nvme_read, saved.nvme_read);
   EXPECT_GT(run(0.6, 2), 1.05 * kept);
-  EXPECT_NEAR(run(0.6, 1), deferred, 1e-3 * deferred);  // nobody tries
+  EXPECT_NEAR(run(0.6, 1), deferred, 1e-3 * deferred);  // no step tries
 }
 
 TEST(Rehearsal, WhatFillsTheRingIsReadUnderBackward) {
-  // No memory nor checksum takes time: a longer ring hides its own reads, and nothing else.
+  // Memory and checksums take no time: a longer ring hides its own reads, and nothing else.
   Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
   const auto seconds = [&](std::uint32_t items) {
     of.placement.ring_count = items;
@@ -314,7 +315,7 @@ TEST(Rehearsal, WhatFillsTheRingIsReadUnderBackward) {
 }
 
 TEST(Rehearsal, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
-  // Backward takes longer than the ring is read in, forward is no time to read the rest.
+  // Backward is longer than the reads that fill the ring; forward is too short for the rest.
   const Case of = make_case(1, config_of(Offload::Cpu, Offload::Nvme), false, 1, 1 << 20);
   const std::uint64_t item = of.placement.ring_item_bytes;
   const auto seconds = [&](std::uint64_t activation_bytes) {
@@ -335,7 +336,8 @@ TEST(Rehearsal, UnderBackwardReadsGoOnIntoWhatActivationsHaveLeft) {
 }
 
 TEST(Rehearsal, WhatHasComeIsWrittenBeforeSubGroupsInMemoryAreDone) {
-  // The state of the first units is in memory, and takes the cores longer than the disk the rest.
+  // The first units' state is in memory, and takes the cores longer than the disk takes for the
+  // rest.
   Case of = make_case(2, config_of(Offload::Cpu, Offload::Nvme, DType::Float32), false, 1, 4 << 20,
                       0.0, 8);
   Request request = request_of(of, 1e9);
@@ -362,7 +364,7 @@ TEST(UpdateTimes, AreAGroupsShareOfTheModelsWorkAndAllOfTheUpdates) {
   const UpdateTimes cpu = update_times(step, 0.25, /*separate=*/false);
   EXPECT_EQ(cpu.forward, 2.0);
   EXPECT_EQ(cpu.backward, 4.0);
-  EXPECT_EQ(cpu.forward_disk, 1.0);  // half of a quarter of what is not the update's
+  EXPECT_EQ(cpu.forward_disk, 1.0);  // half of the quarter that is not the update's
   EXPECT_EQ(cpu.backward_disk, 1.0);
   EXPECT_EQ(cpu.update_disk, 4.0);
   EXPECT_EQ(cpu.update + cpu.update_host + cpu.backward_host, 2.0);
@@ -389,7 +391,7 @@ TEST(Rehearsal, TheFirstMicroBatchsGradientsAreAddedToNothing) {
       }
     }
     ASSERT_GT(elements, 0u);
-    // fp32 in, and a 16-bit sum read and written; the first is not read.
+    // Reads fp32, and reads and writes a 16-bit sum; the first sum is not read.
     const double bytes = static_cast<double>(elements * (micro_batches * (4 + 2 + 2) - 2));
     EXPECT_NEAR(seconds, bytes / request.rates.memory, seconds * 1e-9);
   }
@@ -408,7 +410,7 @@ TEST(Rehearsal, GradientsThatSpillCostTheirBytes) {
 TEST(Rehearsal, GradientsThatSpillAreReadAheadAndWrittenBehind) {
   for (const bool separate : {false, true}) {
     for (const Disk disk : {Disk::Shared, Disk::Duplex}) {
-      // Nothing else goes through the ring.
+      // Nothing else passes through the ring.
       Case of = make_case(1, config_of(Offload::Nvme, Offload::None), separate, 1, 256 << 10);
       ASSERT_GT(of.plan.moved.grad.nvme_read, 0u);
       ASSERT_EQ(of.plan.moved.optimizer.nvme_read, 0u);
@@ -430,7 +432,7 @@ TEST(Rehearsal, GradientsThatSpillAreReadAheadAndWrittenBehind) {
 }
 
 TEST(Rehearsal, GradientsThatSpillAreReadWhileOthersAreVerified) {
-  // The second micro-batch reads what the first has written, and a sum takes as long as a read.
+  // The second micro-batch reads what the first has written, and adding takes as long as reading.
   Config config = config_of(Offload::Nvme, Offload::None);
   config.accumulation_steps = 2;
   Case of = make_case(1, config, false, 1, 256 << 10);
@@ -441,7 +443,7 @@ TEST(Rehearsal, GradientsThatSpillAreReadWhileOthersAreVerified) {
     request.rates.disk_write = 1e30;
     request.rates.checksum = request.rates.disk_read;
     double busy = 0.0;
-    double beside = 0.0;  // of these seconds, beside work on gradients
+    double beside = 0.0;  // of these seconds, overlapped by work on gradients
     const StepTime time = simulate(request);
     for (const StepSpan& read : time.spans) {
       if (read.kind != StepEvent::Kind::Gradients || read.resource != Resource::DiskRead) continue;
@@ -458,7 +460,7 @@ TEST(Rehearsal, GradientsThatSpillAreReadWhileOthersAreVerified) {
   EXPECT_GT(reading(8), 0.5);
 }
 
-/// Bytes that come over the bus for gradients once the last backward is computed.
+/// Bytes of gradients that cross the bus after the last backward has been computed.
 std::uint64_t reduced_last(const StepPlan& plan) {
   std::uint64_t bytes = 0;
   for (auto event = plan.events.rbegin(); event->kind != StepEvent::Kind::Compute; ++event) {
@@ -468,7 +470,7 @@ std::uint64_t reduced_last(const StepPlan& plan) {
 }
 
 TEST(Rehearsal, GradientsAreReducedUnderBackward) {
-  // Each unit's in less time than a stage takes: what waits for the bus is what comes last.
+  // Each unit's transfer is shorter than a stage, so only the last one is waited for.
   for (const bool separate : {false, true}) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {  // tied and not
@@ -515,7 +517,7 @@ TEST(Rehearsal, TheNormWaitsForGradientsOfAllRanks) {
   }
 }
 
-/// Nothing but computing and what comes over the bus takes time.
+/// Only computing and the bus take time.
 Request of_the_bus(const Case& of) {
   Request request = request_of(of);
   for (const auto rate :
@@ -526,7 +528,7 @@ Request of_the_bus(const Case& of) {
 }
 
 TEST(Rehearsal, FreshParametersComeUnderForward) {
-  // Each unit's in less time than a stage takes: it is the first stage that waits for its own.
+  // Each unit's transfer is shorter than a stage, so only the first stage waits for its own.
   for (const Offload optimizer : {Offload::None, Offload::Cpu}) {
     for (const int stage : {1, 2}) {
       for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
@@ -564,7 +566,7 @@ TEST(Rehearsal, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
       const bool slow = event.kind == StepEvent::Kind::Update && event.unit == last;
       event.moved.param.bus = slow ? 100'000'000 : 0;
     };
-    double before = 0.0;  // the end of the stages before the last
+    double before = 0.0;  // end of the stages before the last
     double after = 1.0;   // its begin
     for (const StepSpan& span : simulate(of_the_bus(of)).spans) {
       if (span.kind != StepEvent::Kind::Compute) continue;
@@ -578,11 +580,12 @@ TEST(Rehearsal, AStageWaitsForFreshParametersOfItsOwnUnitsAlone) {
 }
 
 TEST(Rehearsal, FreshParametersComeInTheOrderOfUseAsDoesWhatIsFetched) {
-  // The table is fetched, since backward has no use for it; units after it are kept, and are fresh.
+  // The table is fetched, since backward does not use it; units after it are kept, and are fresh.
   Config config = config_of(Offload::None, Offload::None);
   config.zero.max_reuse_distance = 100'000;
   Case of = make_case(2, config, true, 8);
-  for (UnitPlacement& unit : of.placement.units) {  // what the device updates waits for no host
+  for (UnitPlacement& unit :
+       of.placement.units) {  // units that the device updates wait for no host
     unit.update = tiering::Route::OnDevice;
     unit.grad = unit.optimizer = tiering::Tier::Device;
   }
@@ -634,7 +637,7 @@ TEST(Rehearsal, RanksShareStateAndPayOnTheBus) {
   EXPECT_EQ(alone.plan.moved.total().bus, 0u);
   std::uint64_t elements = 0;
   for (const Unit& unit : shared.placement.layout.units) elements += unit.image;
-  // Everything fits: what the three others have updated comes once a step.
+  // Everything fits: the parts that the three others updated arrive once a step.
   EXPECT_NEAR(static_cast<double>(shared.plan.moved.param.bus),
               static_cast<double>(2 * elements / 4 * 3), 0.1 * static_cast<double>(elements));
   const std::uint64_t padding = shared.placement.units.size() * image_alignment * 12;
@@ -665,8 +668,8 @@ TEST(Rehearsal, StagesBelowThreeAreOne) {
   EXPECT_LT(of_stage(3).placement.device_homes(), whole.placement.device_homes());
 }
 
-// The device adds the gradients of four micro-batches that run layer by layer, and the host gets
-// one sum, as of one micro-batch. One by one it adds four.
+// The device adds the gradients of four micro-batches that run layer by layer, and sends the host
+// one sum, as of one micro-batch. One by one the host adds four.
 TEST(Rehearsal, OfASeparateDeviceAddsToTheHostsGradientsOnceAGroup) {
   Config config = config_of(Offload::Cpu, Offload::Cpu, DType::BFloat16);
   const auto busy = [&](std::uint64_t micro_batches, std::uint64_t group, Resource resource) {

@@ -1,7 +1,7 @@
-// Proves what choose_residents promises: never over a limit, all gradients if they fit, then most
-// worth first, more room never saves less but where they first do, and never worse than the best
-// choice by more than one candidate; that an order is spread evenly; and that the fetches that are
-// counted are about those of the Prefetcher, whose look-ahead costs a unit or two.
+// Proves what choose_residents promises: limits are kept; all gradients are chosen if they fit,
+// then candidates of most worth; more room never saves less, except where gradients first fit; the
+// result is within one candidate of the best choice. An order is spread evenly. The counted fetches
+// are close to those of the Prefetcher, whose look-ahead costs a unit or two.
 #include "zero3/plan/residents.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(Residents, SaveNeverLessWithMoreRoomAndNearlyTheMost) {
     for (std::uint64_t room = 0; room <= sum_of(candidates).bytes; room += 7) {
       const Sum sum = sum_of(choose_residents(candidates, {room, no_limit}));
       ASSERT_LE(sum.bytes, room);
-      const bool fit = all_gradients.bytes <= room;  // then they are in any choice
+      const bool fit = all_gradients.bytes <= room;  // then every choice has them
       if (fit && !fitted && sum.saved < before) {
         ++gradients_first;
         before = 0;
@@ -99,7 +99,7 @@ TEST(Residents, ElementsAreAnUpperBoundOfParametersAlone) {
     for (const std::uint64_t elements : {0u, 40u, 90u}) {
       const auto residents = choose_residents(candidates, {no_limit, elements});
       EXPECT_LE(sum_of(residents).elements, elements);
-      for (const Candidate& candidate : candidates) {  // the others do not mind
+      for (const Candidate& candidate : candidates) {  // the others are not affected
         if (candidate.kind == ResidentKind::Parameter) continue;
         EXPECT_TRUE(std::any_of(residents.begin(), residents.end(), [&](const Candidate& kept) {
           return kept.kind == candidate.kind && kept.bytes == candidate.bytes;
@@ -137,7 +137,7 @@ TEST(Residents, EveryBeginningOfTheOrderIsSpreadEvenly) {
                                         order.begin() + static_cast<std::ptrdiff_t>(taken));
       std::sort(places.begin(), places.end());
       ASSERT_EQ(std::adjacent_find(places.begin(), places.end()), places.end());
-      places.push_back(count + places.front());  // round the end of the step
+      places.push_back(count + places.front());  // cyclically
       std::uint64_t gap_max = 0;
       for (std::size_t i = 1; i < places.size(); ++i) {
         gap_max = std::max(gap_max, places[i] - places[i - 1]);
@@ -149,8 +149,8 @@ TEST(Residents, EveryBeginningOfTheOrderIsSpreadEvenly) {
   }
 }
 
-/// Bytes that the last of some passes through the stages reads, by a real Prefetcher. Its forward
-/// gathers each unit when it is refreshed, as under an update.
+/// Bytes that the last of several passes through the stages reads, by a real Prefetcher. Its
+/// forward gathers each unit when it is refreshed, as under an update.
 std::uint64_t bytes_fetched(Tiers& tiers, const PrefetchLimits& limits) {
   Prefetcher prefetcher(tiers.layout(), *tiers.residency, limits);
   const auto& stages = tiers.layout().stages;

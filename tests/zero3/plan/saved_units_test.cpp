@@ -1,6 +1,6 @@
-// Proves which units of a placement go into which data file of a checkpoint, and as what: each unit
-// is in one of them, every element of every parameter in one image, and what is frozen, split or
-// whole is said to be.
+// Proves which data file of a checkpoint has which units of a placement, and in which form: each
+// unit is in one file, every element of every parameter in one image, and the marks frozen, split
+// and whole are right.
 #include "zero3/plan/saved_units.h"
 
 #include <gtest/gtest.h>

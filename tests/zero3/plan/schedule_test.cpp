@@ -1,7 +1,7 @@
-// Proves the rules of a schedule: tasks of a resource run in order and one at a time, after what
-// they wait for; reads and writes share a disk that is not duplex; and for random schedules that no
-// end comes before the work of the busiest resource, that nothing overlaps on a resource, and that
-// a shorter task makes nothing later.
+// Proves the rules of a schedule: tasks of a resource run in order and one at a time, after those
+// they wait for; reads and writes share a disk that is not duplex. For random schedules no end
+// precedes the work of the busiest resource, nothing overlaps on a resource, and a shorter task
+// makes nothing later.
 #include "zero3/plan/schedule.h"
 
 #include <gtest/gtest.h>

@@ -25,7 +25,8 @@ TEST(SeparateDevicePlacement, ASeparateDeviceHasRoomForTheSumsOfItsLargestUnit) 
   expect_within(given, plan);
 }
 
-// A stage's wait for the host while the next one's are made, and summed over micro-batches.
+// A stage's gradients wait for the host while the next stage's are computed and summed over
+// micro-batches.
 TEST(SeparateDevicePlacement, SumsOfMicroBatchesHaveRoomBesideWhatWaitsForTheHost) {
   Case given = make_case(DType::BFloat16, Offload::Cpu, Offload::Cpu);
   given.separate = true;
@@ -67,13 +68,13 @@ TEST(SeparateDevicePlacement, HostMemoryThatNothingElseTakesKeepsWhatUnitsUpdate
       kept.insert(plan.old_state_bytes);
     }
     EXPECT_GT(kept.size(), 2u);  // none, some, and all of those whose gradient is final early
-    given.config.gradient_clipping = 0.0;  // nothing is taken back
+    given.config.gradient_clipping = 0.0;  // nothing is rolled back
     given.config.check_grad_overflow = false;
     EXPECT_EQ(given.place().value().old_state_bytes, 0u);
   }
 }
 
-// Ranks exchange through host memory what the devices have made.
+// Ranks exchange the devices' results through host memory.
 TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
   for (const Offload optimizer : {Offload::None, Offload::Nvme}) {
     Case given = make_case(DType::BFloat16, Offload::None, optimizer);
@@ -99,7 +100,7 @@ TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
   }
 }
 
-// A device's kernels know elements alone, and moments in fp32.
+// A device's kernels update element by element, with fp32 moments.
 TEST(SeparateDevicePlacement, WhatItsKernelsDoNotKnowTheHostUpdates) {
   const auto updated_there = [](const Case& given) {
     const Placement plan = given.place().value();
@@ -153,7 +154,7 @@ TEST(SeparateDevicePlacement, ASeparateDeviceHasStagingAndNoAliasesOfHostMemory)
 }
 
 // A unit's state is there whole or not at all, with its gradients, and beside its parameters. The
-// units of a smaller budget are among those of a larger one.
+// units of a smaller budget are a subset of those of a larger one.
 TEST(SeparateDevicePlacement, ASeparateDeviceUpdatesTheUnitsThatItsSpareMemoryHolds) {
   for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
     for (const Offload params : {Offload::None, Offload::Nvme}) {
@@ -181,7 +182,7 @@ TEST(SeparateDevicePlacement, ASeparateDeviceUpdatesTheUnitsThatItsSpareMemoryHo
           ASSERT_EQ(place.grad == Tier::Device, there[unit]) << unit;
           ASSERT_TRUE(place.param == Tier::Device || !there[unit]) << unit;
         }
-        // With fewer persistent parameters there are other units.
+        // Fewer persistent parameters make other units.
         if (before.size() == there.size()) {
           for (std::size_t unit = 0; unit < there.size(); ++unit) {
             ASSERT_TRUE(there[unit] || !before[unit]) << given.device;

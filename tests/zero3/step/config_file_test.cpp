@@ -1,4 +1,4 @@
-// Proves what is said of config files that cannot be read.
+// Proves the errors for config files that cannot be read.
 #include "zero3/step/config_file.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Proves what a large frozen block on NVMe costs: each pass reads 2 bytes for each of its
-// parameters, and nothing of it is ever written but by the filling of the swap files. Counted at
-// the files, where the device has room for no other unit beside the block: two models differ in the
-// block's size alone, so what else they move drops out. The block has 100 million parameters with
+// parameters, and it is written only when the swap files are filled. Counted at the files, with a
+// device that has room for no other unit beside the block. Two models differ in the block's size
+// alone, so their difference is the block's. The block has 100 million parameters with
 // ARTESIAN_SOAK=1, else 4.
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ constexpr std::int64_t width = 1024;
 constexpr std::int64_t trained_rows = 8;
 constexpr std::uint64_t steps = 3;
 
-/// A frozen block between two small units that are trained, so that backward passes it, too.
+/// A frozen block between two small trained units, so that backward passes it, too.
 SmallModel block_between(std::int64_t rows) {
   SmallModel model;
   const auto add = [&](const char* name, std::int64_t of_rows, bool trainable) {
@@ -29,7 +29,8 @@ SmallModel block_between(std::int64_t rows) {
   return model;
 }
 
-/// Bytes of the block's slot, in fp32, and of a trained unit's gradients, but of no slot beside it.
+/// Bytes of the block's slot, in fp32, and of a trained unit's gradients, without room for another
+/// slot.
 std::uint64_t room_for_block_alone(std::int64_t rows) {
   return static_cast<std::uint64_t>((rows + trained_rows) * width) * 4;
 }
@@ -43,7 +44,7 @@ Bytes bytes_of(const Driver& driver) {
   return {.read = use.bytes_read, .written = use.bytes_written};
 }
 
-/// Returns what the fill of the swap files and `steps` steps after the first move through them.
+/// Returns the bytes of filling the swap files, and of `steps` steps after the first.
 std::pair<Bytes, Bytes> bytes_with(std::int64_t rows, const Case& run) {
   const SmallModel model = block_between(rows);
   Driver driver(run, model);
@@ -72,7 +73,7 @@ TEST(FrozenBlock, OnNvmeIsReadOncePerPassAndNeverWritten) {
     EXPECT_EQ(filled.written - filled_fewer.written, 2 * more) << dtype_name(dtype);
     EXPECT_EQ(moved.read - moved_fewer.read, steps * 2 * 2 * more) << dtype_name(dtype);
     EXPECT_EQ(moved.written, moved_fewer.written) << dtype_name(dtype);
-    EXPECT_GT(moved.written, 0u);  // of the units that are trained
+    EXPECT_GT(moved.written, 0u);  // of the trained units
   }
 }
 

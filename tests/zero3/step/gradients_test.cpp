@@ -1,8 +1,7 @@
 // Proves the accumulators' exact rules against a naive version in plain arrays, bit for bit, in
-// host memory and spilled to NVMe: rounding once a micro-batch, rows summed in order and added
-// once, leaves of the norm in memory and spilled, gradients that come in parts, parameter by
-// parameter, not at all or as backward rounded them, and that nothing of one step is left in the
-// next.
+// host memory and spilled to NVMe: rounding once a micro-batch; rows summed in order and added
+// once; leaves of the norm; gradients that arrive in parts, parameter by parameter, not at all, or
+// as backward rounded them. Nothing of one step is left in the next.
 #include "zero3/step/gradients.h"
 
 #include <algorithm>
@@ -62,7 +61,7 @@ std::vector<float> random_floats(std::uint64_t count, std::uint64_t stream) {
   return values;
 }
 
-/// An embedding that shares its unit with the positions: untied, both are used once.
+/// An embedding in one unit with the positions: untied, both are used once.
 SmallModel make_model(bool tied) {
   SmallModel model = make_small_model(vocab, hidden, 1, tied);
   model.parameters.push_back({.name = "wpe.weight", .shape = {32, hidden}});
@@ -88,7 +87,7 @@ std::vector<std::byte> accumulated_in(Tiers& tiers, std::uint32_t parameter, std
   return found;
 }
 
-/// The accumulators' tier and dtype; tied; computed in the dtype that is stored, else in fp32.
+/// The accumulators' tier and dtype; tied or not; computed in the stored dtype, or in fp32.
 class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool, bool>> {
  protected:
   explicit GradientsIn(std::unique_ptr<aio::Engine> engine = nullptr)
@@ -119,7 +118,7 @@ class GradientsIn : public testing::TestWithParam<std::tuple<Tier, DType, bool, 
   Tiers tiers_;
   Gradients gradients_;
   std::vector<std::vector<std::byte>> expected_;  // by parameter
-  std::list<std::vector<std::byte>> rounded_;     // what backward makes where it computes natively
+  std::list<std::vector<std::byte>> rounded_;  // as backward makes them where it computes natively
 };
 
 /// A gradient as backward makes it.
@@ -132,7 +131,7 @@ ParameterGradient GradientsIn::made(std::uint32_t parameter, const std::vector<f
   return {parameter, bytes.data()};
 }
 
-/// One stage's backward: what has a gradient but for the looked-up parameter.
+/// One stage's backward: gradients of all parameters but the looked-up one.
 void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool first) {
   const auto how = first ? kernels::Accumulate::Set : kernels::Accumulate::Add;
   std::vector<std::vector<float>> values;
@@ -161,7 +160,7 @@ void GradientsIn::add_stage(const StageSpec& stage, std::uint64_t stream, bool f
       ASSERT_TRUE(gradients_.add(unit, by_unit[unit]).has_value());
     }
   }
-  if (stream % 2 != 0) return;  // left to whoever needs the room
+  if (stream % 2 != 0) return;  // flushed only if their room is needed
   ASSERT_TRUE(gradients_.write_back().has_value());
 }
 
@@ -178,7 +177,7 @@ void GradientsIn::add_in_parts(const ParameterGradient& gradient) {
   EXPECT_EQ(gradients_.end_parts(gradient.parameter).value(), count);
 }
 
-/// The embedding's rows; some come often, most never.
+/// The embedding's rows: some occur often, most never.
 void GradientsIn::add_rows(std::uint64_t step, std::uint64_t micro_batches) {
   const std::uint64_t count = micro_batches * positions;
   const auto values = random_floats(count * hidden, 7000 + step);
@@ -239,7 +238,7 @@ TEST_P(GradientsIn, EqualTheNaiveVersionStepAfterStep) {
   }
 }
 
-// The sums of all rows would take 10 MB, and grow to that by doubling.
+// The sums of all rows would take 10 MB, and reach that by doubling.
 TEST(Gradients, SumsOfRowsNeverTakeMoreThanFourMebibytes) {
   constexpr std::int64_t many = 40'000;
   std::vector<std::int64_t> rows;  // of ten, one in three is looked up twice, and one never
@@ -272,7 +271,7 @@ TEST(Gradients, SumsOfRowsNeverTakeMoreThanFourMebibytes) {
   }
 }
 
-/// Counts pieces of work, of which each thread of a team would get some.
+/// Counts pieces of work, which a thread pool would divide among its threads.
 class CountingTeam final : public Executor {
  public:
   void parallel_for(std::uint64_t count, std::uint64_t grain,
@@ -288,7 +287,7 @@ class CountingTeam final : public Executor {
   test_support::BackwardsExecutor team_;
 };
 
-// Half a million elements of rows: the team sums them and adds them up, in as many pieces as any
+// Half a million elements of rows: the thread pool sums and adds them in as many pieces as any
 // other gradient has, and is not forked for each row.
 TEST(Gradients, RowsAreSummedAndAddedByTheTeam) {
   constexpr std::int64_t many = 8192;
@@ -315,7 +314,7 @@ TEST(Gradients, RowsAreSummedAndAddedByTheTeam) {
   EXPECT_TRUE(state->close().has_value());
 }
 
-/// Moves nothing before somebody waits for it, and then in any order.
+/// Moves nothing until a wait, and then in any order.
 class GradientsOnASlowDisk : public GradientsIn {
  protected:
   GradientsOnASlowDisk()
@@ -356,7 +355,7 @@ TEST_P(GradientsIn, TheFirstParameterThatIsNotFiniteIsNamed) {
   EXPECT_EQ(norm.bad_parameter, block.parameters[1]);
 }
 
-/// Only sub-groups that get rows are there when they are summed: others are as they were found.
+/// Only sub-groups that get rows are resident when these are summed; others stay as they were.
 TEST_P(GradientsIn, WhatIsNotFiniteIsNamedWhateverRowsComeLater) {
   gradients_.begin_step();
   for (const float value : {std::numeric_limits<float>::infinity(), 1.0f}) {
@@ -380,8 +379,8 @@ TEST_P(GradientsIn, WithoutAnyAreZero) {
   EXPECT_EQ(accumulated(0), std::vector<std::byte>(expected_[0].size()));
 }
 
-// By chance in this micro-batch or not, in any order, in any number of calls, with zeros of both
-// signs: the first that comes sets, and what never came is zero.
+// Parameters get a gradient in this micro-batch or not, in any order, in any number of calls, with
+// zeros of both signs: the first gradient sets the sum, and without one it is zero.
 TEST_P(GradientsIn, OfSomeParametersOfAUnitEqualTheNaiveVersion) {
   const auto& stages = tiers_.model.stages;
   std::uint64_t draw = 0;
@@ -443,7 +442,7 @@ TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
   EXPECT_EQ(accumulated(head), once);
 }
 
-// The buffer holds nobody's gradient where no sub-group has been read.
+// Where no sub-group has been read, the buffer holds no gradient.
 TEST_P(GradientsIn, OfWhichOneSubGroupComesBackHaveTheSumsOfTheOthers) {
   const auto buffer = tiers_.state->grad_buffer();
   for (const std::int64_t row : {std::int64_t{0}, std::int64_t{200}, vocab - 1}) {
@@ -467,7 +466,7 @@ TEST_P(GradientsIn, OfWhichOneSubGroupComesBackHaveTheSumsOfTheOthers) {
   }
 }
 
-/// Knows how long whoever uses it was kept waiting, and what was begun before.
+/// Measures how long its users waited, and what had begun before.
 class WatchedEngine final : public aio::Engine {
  public:
   explicit WatchedEngine(std::unique_ptr<aio::Engine> engine) : engine_(std::move(engine)) {}
@@ -522,7 +521,7 @@ class SpilledGradients : public testing::Test {
     return tiers_->state->placement().sub_group_count(unit);
   }
   std::uint32_t units() const { return static_cast<std::uint32_t>(tiers_->layout().units.size()); }
-  /// All of a unit: zeros.
+  /// Adds zeros for all of a unit.
   void add(std::uint32_t unit) {
     std::vector<std::vector<float>> values;
     std::vector<ParameterGradient> list;
@@ -579,7 +578,7 @@ TEST_F(SpilledGradients, AreWrittenBehindUntilTheirUnitIsReadAgain) {
   ASSERT_TRUE(gradients_->write_back().has_value());
   EXPECT_EQ(engine_->waits, 0u);
   add(0);
-  EXPECT_GE(engine_->waits, 2u);  // for what it had written, and for what is read
+  EXPECT_GE(engine_->waits, 2u);  // for its writes, and for its reads
   EXPECT_EQ(engine_->reads_before_first_wait, 0u);
 }
 
@@ -616,7 +615,7 @@ TEST_F(SpilledGradients, MoveOnlyTheSubGroupsThatRowsAreAddedTo) {
   EXPECT_EQ(engine_->bytes_written - written, moved);
 }
 
-/// Fails one transfer, of those in one direction.
+/// Fails one transfer in one direction.
 class OneFailure final : public aio::FaultSeam {
  public:
   std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {
@@ -630,8 +629,8 @@ class OneFailure final : public aio::FaultSeam {
   }
 
   aio::Operation operation = aio::Operation::Read;
-  std::atomic<int> left{-1};             // transfers of that direction until then; negative: never
-  std::atomic<std::uint64_t> offset{0};  // of what failed
+  std::atomic<int> left{-1};             // transfers in that direction until then; negative: never
+  std::atomic<std::uint64_t> offset{0};  // of the failed transfer
   std::atomic<std::uint64_t> lowest{~std::uint64_t{0}};  // of all
 };
 
@@ -719,7 +718,7 @@ TEST(SpilledGradientsInFlight, AreTheCauseOfLaterErrorsOfTheirFile) {
   ASSERT_TRUE(gradients.add(0, {}).has_value());
   ASSERT_TRUE(gradients.write_back().has_value());
   ASSERT_TRUE(engine.drain(Deadline::after_seconds(60)).has_value());
-  // As a fetch would.
+  // As a fetch does.
   ASSERT_GE(tiers.state->ring().count(), 2u);
   tiering::StagingItem& item = tiers.state->ring().at(1);
   item.read(tiers.state->param(1), {0, 4096}, 0, aio::Priority::Demand);

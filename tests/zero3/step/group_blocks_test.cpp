@@ -1,7 +1,7 @@
-// Proves of work in slices, on a team of three threads: damage to any array of a sub-group, in any
-// slice, is found, with the same error as when the arrays are verified as wholes; then nothing is
-// written, so that the state is as it was once the damage is undone; and without damage it comes
-// out as it should. Also what artesian.verify leaves out.
+// Proves of work in slices, on a pool of three threads: damage to any array of a sub-group, in any
+// slice, is found, with the same error as if arrays are verified whole. Then nothing is written, so
+// the state is as before once the damage is undone. Without damage the result is right. Also proves
+// what artesian.verify leaves out.
 #include "zero3/step/group_blocks.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ constexpr std::uint64_t slice = GroupBlocks::slice;
 constexpr std::uint64_t sub_group = 3 * slice + slice / 2;
 constexpr std::uint32_t block_unit = 1;  // a block's parameters: several sub-groups
 
-/// Three threads that take the pieces in turn.
+/// Three threads that take pieces in turn.
 class Team final : public Executor {
  public:
   void parallel_for(std::uint64_t count, std::uint64_t grain,
@@ -50,7 +50,7 @@ struct Array {
   const char* name;
 };
 
-/// Returns what an update reads; then, where it does not read it, the parameter.
+/// Returns the arrays that an update reads; and the parameter, if it does not read it.
 std::vector<Array> arrays_of(const SubGroup& group, const Placement& plan) {
   const Master master = plan.units[group.unit].master;
   std::vector<Array> arrays{{reinterpret_cast<std::byte*>(group.exp_avg), 4, "exp_avg"},
@@ -110,7 +110,7 @@ class Fixture {
     EXPECT_TRUE(state->close().has_value());
   }
 
-  /// Flips every bit of what it writes. Counts the sub-groups that it was told to be good.
+  /// Flips every bit of what it writes. Counts the sub-groups that were verified.
   Result<void> update() {
     done = 0;
     const SubGroupStreamOptions options{.read_state = true, .read_grad = true, .write_state = true};
@@ -133,7 +133,7 @@ class Fixture {
                          }}));
     return state->ring().finish();
   }
-  /// Reads everything as wholes. Expects what `fill` made, with its bits flipped or not.
+  /// Reads all arrays whole. Expects the bytes of `fill`, with their bits flipped or not.
   Result<void> check(std::byte flipped) {
     const auto look = [&](const SubGroup& group) -> Result<void> {
       std::uint64_t number = 0;
@@ -152,7 +152,7 @@ class Fixture {
     };
     return stream->run({block_unit}, {.read_state = true, .read_grad = true}, look);
   }
-  /// Flips a bit of an element of the first sub-group, in the swap file, by the array's name.
+  /// Flips a bit in the swap file: of an element of the first sub-group, in the named array.
   void flip(const std::string& name, std::uint64_t element) {
     SubGroup group{.unit = block_unit};
     std::uint64_t number = 0;
@@ -252,7 +252,7 @@ TEST_P(GroupBlocksTest, WhatIsNotVerifiedIsNotSealedEither) {
   EXPECT_EQ(off.state->store().statistics().blocks_verified, 0u);
 
   Fixture sample(GetParam().first, GetParam().second, Verify::Sample);
-  sample.flip("exp_avg_sq", slice);  // of a record every 16th block, the first
+  sample.flip("exp_avg_sq", slice);  // of a record every 16th block is verified, the first included
   ASSERT_TRUE(sample.update().has_value());
   const std::uint64_t verified = sample.state->store().statistics().blocks_verified;
   const std::uint64_t groups = sample.state->placement().sub_group_count(block_unit);

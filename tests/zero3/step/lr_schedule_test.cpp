@@ -88,7 +88,7 @@ TEST(LrSchedule, CosineUsesTheOptimizersRateAndStartsAtZero) {
               1e-15);
   EXPECT_NEAR(learning_rate(scheduler, optimizer, 4), 0.5 * 0.6, 1e-15);   // half way: cos(pi/2)
   EXPECT_NEAR(learning_rate(scheduler, optimizer, 6), 0.5 * 0.2, 1e-15);   // i = 5: the end
-  EXPECT_NEAR(learning_rate(scheduler, optimizer, 60), 0.5 * 0.2, 1e-15);  // and it stays
+  EXPECT_NEAR(learning_rate(scheduler, optimizer, 60), 0.5 * 0.2, 1e-15);  // constant from then on
 }
 
 TEST(LrSchedule, AGroupHasItsOwnEnds) {
@@ -101,7 +101,7 @@ TEST(LrSchedule, AGroupHasItsOwnEnds) {
   scheduler = warmup(Type::WarmupCosineLR, 2, 6);
   scheduler.warmup_linear = true;
   EXPECT_EQ(rate_between(scheduler, ends, 0), 0.0);
-  EXPECT_NEAR(rate_between(scheduler, ends, 2), 5e-3, 1e-18);  // half of its own
+  EXPECT_NEAR(rate_between(scheduler, ends, 2), 5e-3, 1e-18);  // half of its own rate
 }
 
 // deepspeed/runtime/lr_schedules.py as an object with its own counter.

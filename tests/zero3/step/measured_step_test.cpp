@@ -1,4 +1,4 @@
-// Proves which step is measured: the first that is whole, and alone with the disk.
+// Proves which step is measured: the first complete one that has the disk for itself.
 #include "zero3/step/measured_step.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(MeasuredStep, IsTheFirstBehindOneThatWasUpdated) {
   measured.complete(result_of(3), true);
   EXPECT_FALSE(measured.step().has_value());
   measured.end_step(4, true, 4.0);
-  EXPECT_FALSE(measured.step().has_value());  // its update is still to come
+  EXPECT_FALSE(measured.step().has_value());  // its update is pending
   measured.complete(result_of(4), true);
   measured.end_step(5, true, 5.0);
   measured.complete(result_of(5), true);

@@ -1,7 +1,7 @@
 // Proves the update by groups of parameters against the naive kernel, one call a parameter, bit for
-// bit: weights, moments and what is gathered, over sub-groups and slices that group borders cut
-// anywhere, dtypes and homes; with counts of updates by parameter, parameters that some steps do
-// not reach, units that are updated ahead, and such updates taken back. And that groups are
+// bit: weights, moments and gathered parameters, over sub-groups and slices that group borders cut
+// anywhere, dtypes and homes; with counts of updates by parameter, parameters without a gradient in
+// some steps, and units that are updated ahead and rolled back. Also proves that groups are
 // checked.
 #include "zero3/step/optimizer.h"
 
@@ -37,7 +37,7 @@ OptimizerConfig adam() {
   return {.lr = 1e-3, .weight_decay = 0.1};
 }
 
-/// One of each optimizer with rules of its own.
+/// One of each optimizer that has rules of its own.
 std::vector<OptimizerConfig> others() {
   std::vector<OptimizerConfig> all(5, adam());
   all[0].type = all[1].type = OptimizerType::Sgd;
@@ -175,8 +175,7 @@ class OptimizerOf : public testing::TestWithParam<How> {
   Optimizer optimizer_;
 };
 
-/// As an engine does it, with the update of the first units ahead of the rest, if that is asked
-/// for.
+/// As an engine does it, with the first units updated ahead of the rest if asked for.
 void OptimizerOf::begin(const StepConstants& constants) {
   if (GetParam().when != How::AtOnce) {
     const std::vector<std::uint32_t> ahead{2, 1};
@@ -244,7 +243,7 @@ TEST_P(OptimizerOf, GroupsEqualsTheNaiveKernelParameterByParameter) {
   }
   for (std::uint64_t step = 1; step <= 2; ++step) train_step(step);
   expect_same();
-  skips_ = true;  // what a step does not reach
+  skips_ = true;  // parameters that a step does not reach
   for (std::uint64_t step = 3; step <= 6; ++step) train_step(step);
   expect_same();
   EXPECT_NE(optimizer_.update_count(0), optimizer_.update_count(2));
@@ -296,14 +295,15 @@ TEST(ParameterGroups, FollowTheScheduleInProportion) {
   EXPECT_EQ(constants.groups[0].lr, 0.5);
   EXPECT_EQ(constants.groups[1].lr, 0.125);
   OptimizerConfig muon{.lr = 0.5};
-  muon.muon_lr = 4.0;  // of hidden matrices, which follow the schedule and their group's rate, too
+  muon.muon_lr = 4.0;  // of hidden matrices, scaled by the schedule and their group's rate
   const auto of_matrices = make_step_constants(muon, std::vector<GroupOptions>{{.lr = 2.0}, {}},
                                                /*lr=*/0.125, 1.0);
   EXPECT_EQ(of_matrices.groups[0].matrix_lr, 4.0);
   EXPECT_EQ(of_matrices.groups[1].matrix_lr, 1.0);
 }
 
-// Against numbers: the naive update above takes its constants from the function under test.
+// Against constants written here: the naive update above takes its constants from the function
+// under test.
 TEST(ParameterGroups, HaveEachConstantThatIsTheirOwnAndTheConfigsOthers) {
   const OptimizerConfig config{
       .lr = 0.5, .beta1 = 0.75, .beta2 = 0.875, .eps = 0.25, .weight_decay = 0.125};

@@ -1,5 +1,5 @@
-// When the settings of a machine profile are taken, and when those of the config: each rule, what
-// is said of it, and that what is chosen for a folder is what its I/O engine does.
+// When the settings of a machine profile apply, and when those of the config: each rule, its log
+// line, and that the I/O engine has the settings chosen for its folder.
 #include "zero3/step/path_io.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-/// Without an aio section.
+/// A config without an aio section.
 Config undecided() {
   Config config;
   config.aio_from_profile = true;
@@ -52,7 +52,7 @@ void expect_defaults(const PathIo& io) {
   EXPECT_FALSE(io.engine.has_value());
 }
 
-/// These, and no other setting as by default.
+/// Expects these settings and defaults for all others.
 void expect_unlike_defaults(const PathIo& io, std::uint64_t block_size, std::uint32_t depth) {
   EXPECT_EQ(io.options.block_size, block_size);
   EXPECT_EQ(io.options.queue_depth, depth);
@@ -179,7 +179,7 @@ TEST(SavedProfiles, ThatCannotBeUsedAreAFaultAndThoseThatAreMissingAreNone) {
   EXPECT_EQ(found[0].fault->code, ErrorCode::Invalid);
 }
 
-/// Blocks in which each of two engines writes a megabyte.
+/// Sizes of the blocks in which each of two engines writes a megabyte.
 std::vector<std::uint64_t> blocks_of(aio::Engine& engine, const std::string& path) {
   constexpr std::uint64_t length = 1 << 20;
   const auto file =
@@ -209,7 +209,7 @@ TEST(IoEngine, MovesTheBytesOfEachFolderAsChosenForIt) {
   ASSERT_TRUE(engine.has_value()) << engine.error().to_string();
   EXPECT_EQ((*engine)->kind(), aio::EngineKind::Threads);  // preferred to what auto takes
   EXPECT_EQ(blocks_of(**engine, directory.file("a")), (std::vector<std::uint64_t>{16, 4}));
-  EXPECT_TRUE(make_io_engine(Config(), {}).has_value());  // of nothing on NVMe
+  EXPECT_TRUE(make_io_engine(Config(), {}).has_value());  // with nothing on NVMe
 }
 
 TEST(IoEngine, ThatTheKernelRefusesByNowIsReplaced) {

@@ -1,7 +1,7 @@
-// Proves that ranks which save and load together come to the same verdict where only rank 0 knows
-// the reason: a checkpoint that is late hinders the next save and the next load on all of them, and
-// none waits for another; and that what is frozen is written once, as by one rank. And that a rank
-// whose state finds no room is an error on all.
+// Proves that ranks which save and load together reach the same verdict if only rank 0 knows the
+// reason. A late checkpoint blocks the next save and the next load on all of them, and none waits
+// for another. Frozen parameters are written once, as by one rank. If a rank has no room for its
+// state, all ranks return the error.
 #include <sys/stat.h>
 
 #include <condition_variable>
@@ -18,7 +18,7 @@ namespace {
 
 using test_support::LocalRanks;
 
-/// Syncs of folders wait while it is shut.
+/// Syncs of folders wait while it is closed.
 class Gate {
  public:
   void shut(bool is) {
@@ -101,7 +101,7 @@ class FullFiles final : public test_support::DivertedFiles {
 class RanksCheckpoints : public testing::Test {
  protected:
   RanksCheckpoints() {
-    set_log_sink([](LogLevel, std::string_view) {});  // what was late, and is there after all
+    set_log_sink([](LogLevel, std::string_view) {});  // warnings of what was late
   }
   ~RanksCheckpoints() override { set_log_sink({}); }
 
@@ -110,7 +110,7 @@ class RanksCheckpoints : public testing::Test {
     return {.home = Offload::Cpu, .host_more = 1 << 20, .groups = decay_and_none()};
   }
 
-  /// Rank 0 uses `late`.
+  /// Rank 0 uses `late`, others the kernel's files.
   static Driver driver_of(comm::Group& group, LateFiles* late = nullptr) {
     return Driver(
         in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == 0 ? late : nullptr,
@@ -126,7 +126,7 @@ ErrorCode code_of(const Result<T>& result) {
   return result.has_value() ? ErrorCode{} : result.error().code;
 }
 
-/// Begins a save of which rank 0 does not see the end.
+/// Begins a save whose end rank 0 does not see.
 void begin_late_save(StepCore& core, LateFiles& late, std::uint32_t rank) {
   ASSERT_EQ(error_of(core.begin_checkpoint({})), "");
   ASSERT_EQ(error_of(core.finish_update()), "");
@@ -150,7 +150,7 @@ TEST_F(RanksCheckpoints, OneThatIsLateHindersAllRanksAlike) {
     driver.step(2);
     EXPECT_EQ(code_of(core.save_checkpoint({})), ErrorCode::Busy);
     EXPECT_EQ(code_of(core.load_checkpoint({.directory = folder()})), ErrorCode::Busy);
-    driver.step(3);  // the training goes on
+    driver.step(3);  // the training continues
     if (group.rank() == 0) late.gate.shut(false);
     auto loaded = core.load_checkpoint({.directory = folder()});
     while (!loaded.has_value() && loaded.error().code == ErrorCode::Busy) {

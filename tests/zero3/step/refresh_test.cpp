@@ -1,5 +1,5 @@
-// Proves that a slot has its home's new values after a refresh, also where it is dropped, and
-// gathered anew, in the middle of it.
+// Proves that a slot has its home's new values after a refresh, also if it is evicted, and gathered
+// anew, in the middle of it.
 #include <algorithm>
 #include <cstring>
 

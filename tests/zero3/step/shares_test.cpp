@@ -1,7 +1,7 @@
-// Proves that ranks which each keep their share of the state keep all of it, each element once:
-// over 1 to 5 ranks and all stages of ZeRO, what each rank's sub-groups write comes back by its
-// place in the image; what a rank has whole lies there by its place in the image, and what it has a
-// share of by that in the share.
+// Proves that ranks which each keep their share of the state keep every element once. Over 1 to 5
+// ranks and all stages of ZeRO, each rank's sub-groups are written and read back by their place in
+// the image. State that a rank has whole is addressed by its place in the image, state of which it
+// has a share by the place in the share.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -79,7 +79,7 @@ void write_all(Rank& rank) {
   ASSERT_TRUE(rank.state->ring().finish().has_value());
 }
 
-/// Reads elements [first, first + count) of a unit's image; counts how often each came.
+/// Reads elements [first, first + count) of a unit's image; counts how often each was read.
 void read_range(Rank& rank, std::uint32_t unit, std::uint64_t first, std::uint64_t count,
                 std::vector<int>& times) {
   SubGroupStream stream(*rank.state);
@@ -99,7 +99,7 @@ void read_range(Rank& rank, std::uint32_t unit, std::uint64_t first, std::uint64
   ASSERT_TRUE(stream.run_range(unit, first, count, {.read_state = true}, body).has_value());
 }
 
-/// Parameters that a rank has whole are those that it updated, at their places in the image.
+/// Parameters that a rank has whole are updated at the places of its share of the image.
 void expect_params_of_its_share(Rank& rank) {
   const Placement& plan = rank.state->placement();
   for (std::uint32_t unit = 0; unit < plan.units.size(); ++unit) {

@@ -1,7 +1,7 @@
-// Proves how a model's tiers end: closed at any instant of a step they leave nothing behind (row 12
-// of the reliability table; 100 instants, 1,000 with ARTESIAN_SOAK=1); a disk that fails at the
-// start is an error, not an abort; and a disk that stops answering is a Timeout, after which what
-// the kernel may still write to stays.
+// Proves how a model's tiers end. Closed at any instant of a step they leave nothing behind (row 12
+// of the reliability table; 100 instants, 1,000 with ARTESIAN_SOAK=1). A disk that fails at the
+// start is an error, not an abort. A disk that stops answering is a Timeout; memory and files that
+// the kernel may still write to are then kept.
 #include "zero3/step/state.h"
 
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ std::vector<std::uint32_t> all_units(const ModelState& state) {
   return units;
 }
 
-/// Initialises, then leaves a step in its middle: fetches started, the optimizer's stream ended by
-/// an error of its body, so that reads ahead and writes behind are in flight.
+/// Initialises, then breaks off in the middle of a step: fetches have started, and an error of its
+/// body ends the optimizer's stream, so that reads ahead and writes behind are in flight.
 void work_until_some_instant(Tiers& tiers, std::mt19937_64& random) {
   const auto units = all_units(*tiers.state);
   SubGroupStream stream(*tiers.state);
@@ -58,7 +58,7 @@ void work_until_some_instant(Tiers& tiers, std::mt19937_64& random) {
     }
   }
   left = random() % 40;
-  const bool writes = random() % 2 == 0;  // writing what is being fetched is a caller's error
+  const bool writes = random() % 2 == 0;  // writing a unit during its fetch is a caller's error
   if (writes) {
     ASSERT_TRUE(tiers.residency->clear().has_value());
   }
@@ -110,7 +110,7 @@ TEST(ModelStatePools, TheHostTierLiesWhereItIsToldTo) {
   EXPECT_TRUE(state->close().has_value());
 }
 
-/// Every write is answered with EIO, once it `fails`.
+/// Every write is answered with EIO once `fails` is set.
 class FailingWrites final : public aio::FaultSeam {
  public:
   std::int64_t answer(const aio::Block& block, std::int64_t result) noexcept override {

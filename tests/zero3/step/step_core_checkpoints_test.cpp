@@ -1,9 +1,9 @@
-// Proves that a training that was saved goes on to the bits of one that never stopped, with a
-// driver that has no tensors: over dtypes, placements that change between, master weights that are
-// split on one side alone, and whatever the step before the save was: skipped, clipped, taken back,
-// updated under backward for good, with its update still to come. And what a fault of the
-// checkpoint does: a save that fails costs the training nothing, a damaged checkpoint leaves the
-// engine for another one, and only a tier's fault ends the run.
+// Proves that a saved training continues to the bits of one that never stopped, with a driver that
+// has no tensors: over dtypes, placements that change in between, master weights that are split on
+// one side alone, and any outcome of the step before the save: skipped, clipped, rolled back,
+// updated under backward for good, with its update pending. Also proves the effect of faults: a
+// save that fails costs the training nothing, a damaged checkpoint leaves the engine free for
+// another one, and only a fault of a tier ends the run.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// Scales of the gradients, step by step: the third and fourth overflow, and the eighth.
+/// Scales of the gradients, step by step: the third, fourth and eighth overflow.
 double scale_of(std::uint64_t step) {
   return step == 2 || step == 3 || step == 7 ? infinity : 1.0;
 }
@@ -55,7 +55,7 @@ class StepCoreCheckpoints : public testing::Test {
   mutable std::map<std::uint64_t, double> scales_;  // by step, of the last run
 };
 
-/// Places in which state may be, and sub-groups as which it is written.
+/// Places for the state, and sizes of the sub-groups in which it is written.
 std::vector<Case> placements(const Case& like) {
   std::vector<Case> all(5, like);
   all[1].home = Offload::Cpu;
@@ -100,14 +100,14 @@ TEST_F(StepCoreCheckpoints, GoOnToTheSameBitsInAnyOtherPlacement) {
             << dtype_name(dtype) << " from " << from << " to " << to << " at " << saved_at;
         ++compared;
       }
-      run_steps(first, saved_at, steps);  // a save changes nothing of the run that it is of
+      run_steps(first, saved_at, steps);  // a save changes nothing of its own run
       EXPECT_EQ(first.digest(), digest) << dtype_name(dtype) << " " << from;
     }
   }
   EXPECT_EQ(compared, 30);
 }
 
-// Blocks have 1 MiB at most: here a sub-group is three of them, one whole, and two.
+// Blocks have at most 1 MiB: here sub-groups are three of them, one whole one, and two.
 TEST_F(StepCoreCheckpoints, SubGroupsOfSeveralBlocksComeBackWhole) {
   const SmallModel model = make_small_model(40'000, 16, 1);
   for (const std::uint64_t sub_group : {1'000'000u, 1u << 18, 300u << 10}) {
@@ -210,7 +210,7 @@ TEST_F(StepCoreCheckpoints, SplitAndWholeMasterWeightsBecomeEachOther) {
   ASSERT_EQ(error_of(first.core->save_checkpoint(request("split"))), "");
   ASSERT_EQ(first.core->placement().units[0].master, Master::Split);
   const std::string digest = first.digest();
-  ASSERT_EQ(error_of(first.core->close()), "");  // the folder is free
+  ASSERT_EQ(error_of(first.core->close()), "");  // so that the folder is free
   Driver second(whole);
   load(second, "split");
   EXPECT_EQ(second.digest(), digest);
@@ -254,7 +254,7 @@ TEST_F(StepCoreCheckpoints, WeightsAloneStartANewTraining) {
   for (std::uint64_t step = 0; step < 3; ++step) first.step(step);
   ASSERT_EQ(error_of(first.core->save_checkpoint(request("a"))), "");
   const std::vector<float> saved = first.read(2);
-  ASSERT_EQ(error_of(first.core->close()), "");  // the folder is free
+  ASSERT_EQ(error_of(first.core->close()), "");  // so that the folder is free
   for (const bool from_fp32 : {true, false}) {
     Driver second(run);
     const auto loaded = second.core->load_checkpoint({.directory = folder(),
@@ -289,7 +289,7 @@ TEST_F(StepCoreCheckpoints, SkippedStepsInARowAreCountedAcrossARestart) {
   EXPECT_TRUE(second.step(2, infinity).end.has_value()) << "the third in a row";
 }
 
-/// Also where the folder is opened anew between them, as a caller does that asks for other rules.
+/// Also if the folder is opened anew in between, as by a caller with other rules.
 TEST_F(StepCoreCheckpoints, EachOneDescendsFromTheOneBefore) {
   Driver driver({});
   driver.fill();
@@ -339,8 +339,8 @@ TEST_F(StepCoreCheckpoints, WhatIsNotThereStaysInATrainingThatHasWeights) {
     const std::string tag = std::string("stays") + dtype_name(dtype);
     ASSERT_EQ(error_of(small.core->save_checkpoint(request(tag))), "");
     const std::vector<float> first = small.read(0);
-    // The same with a bias more in each block, a unit of which some comes and some stays, and with
-    // another block, which stays as a whole.
+    // The same with one more bias in each block, so that one part of a unit is loaded and one
+    // stays, and with one more block, which stays whole.
     SmallModel model = make_small_model(24, 16, 3);
     const auto index_of = [&](const std::string& name) {
       return static_cast<std::uint32_t>(
@@ -368,8 +368,8 @@ TEST_F(StepCoreCheckpoints, WhatIsNotThereStaysInATrainingThatHasWeights) {
     EXPECT_EQ(large.core->update_count(norm), 2u);
     large.step(1);
     EXPECT_NE(large.read(norm), part_before);
-    ASSERT_EQ(error_of(small.core->close()), "");  // the folder is free
-    // Saved and loaded, each parameter goes on with its own count.
+    ASSERT_EQ(error_of(small.core->close()), "");  // so that the folder is free
+    // After a save and a load each parameter keeps its own count.
     ASSERT_EQ(error_of(large.core->save_checkpoint(request(tag + "again"))), "");
     Driver again(run, model);
     load(again, tag + "again");
@@ -411,7 +411,7 @@ TEST_F(StepCoreCheckpoints, BuffersAndOtherNamesComeBack) {
   Driver first({});
   first.fill();
   first.step(0);
-  // Of all sizes: none, less than a block's, of several blocks, and ending in the middle of one.
+  // Files of all sizes: empty, smaller than a block, of several blocks, and ending inside one.
   const std::vector<std::size_t> sizes{0, 12, 3'000'000, 1, 1'048'576, 100};
   std::vector<std::string> bytes;
   SaveRequest saved = request("buffers");
@@ -456,7 +456,7 @@ TEST_F(StepCoreCheckpoints, OneOfAnotherRunGivesWayWhereThatIsAskedFor) {
   EXPECT_EQ(ours.core->save_checkpoint(save).error().code, ErrorCode::Invalid);
   save.replaces = Replaces::AnyLineage;
   ASSERT_EQ(error_of(ours.core->save_checkpoint(save)), "");
-  save.tag = "mine";  // no checkpoint, and nothing of ours
+  save.tag = "mine";  // not a checkpoint, and not ours
   EXPECT_EQ(ours.core->save_checkpoint(save).error().code, ErrorCode::Invalid);
   Driver second({});
   EXPECT_EQ(load(second).manifest.state.step, 2u);

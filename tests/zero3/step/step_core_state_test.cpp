@@ -1,7 +1,7 @@
-// Proves reading and writing a parameter's weights and moments: what is written is read back, and
-// nothing else changes; what is computed next sees the new weights; the steps after it have the
-// same bits for every home, budget, sub-group and form of master weights; out of order it is
-// refused. And that gradients can be read while a step gathers them.
+// Proves reading and writing a parameter's weights and moments. Written values are read back, and
+// nothing else changes. Later computing sees the new weights. The steps after it have the same bits
+// for every home, budget, sub-group and form of master weights. Out of order it is refused.
+// Gradients can be read while a step gathers them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::vector<std::vector<float>> all_state(Driver& driver) {
   return state;
 }
 
-/// Values that bf16 does not hold, ties of its rounding among them.
+/// Values that bf16 cannot hold, ties of its rounding among them.
 std::vector<float> made_up(std::size_t count, std::uint32_t parameter) {
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ void write(Driver& driver, std::uint32_t parameter, StateKind kind,
   ASSERT_EQ(error_of(driver.core->write_state(parameter, kind, source)), "");
 }
 
-/// Compares what a pass computes with.
+/// Compares the parameters that a pass computes with.
 void expect_gathered(Driver& driver, std::uint32_t parameter, const std::vector<float>& master) {
   const ParameterPlace& place = driver.core->layout().places[parameter];
   const DType dtype = driver.core->placement().param_dtype;
@@ -174,7 +174,7 @@ TEST(StepCoreState, AGradientThatIsReplacedIsThatOfTheStepAndIsAddedTo) {
       ASSERT_TRUE(driver.core->read_gradient(parameter, sink).value());
       EXPECT_EQ(read, expected) << parameter;
     };
-    EXPECT_FALSE(replace(2, 7));  // there is none yet
+    EXPECT_FALSE(replace(2, 7));  // no gradient exists yet
     driver.forward();
     driver.backward(10, 1.0, {.last = false, .learning_rate = {}, .losses = {}});
     EXPECT_TRUE(replace(2, 7));
@@ -206,7 +206,7 @@ TEST(StepCoreState, AFrozenParameterHasWeightsAlone) {
   EXPECT_NE(error_of(refused).find("a frozen parameter has no moments"), std::string::npos);
   const auto no_gradient = driver.core->write_gradient({2, values.data()});
   EXPECT_NE(error_of(no_gradient).find("a frozen parameter has no gradient"), std::string::npos);
-  driver.step(1);  // and that ended nothing
+  driver.step(1);  // the error did not end the run
 }
 
 }  // namespace

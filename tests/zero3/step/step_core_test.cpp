@@ -1,8 +1,8 @@
 // Proves what every driver of StepCore may rely on, with one that has no tensors: gradients are
-// numbers of a counter. A step that is abandoned, wherever it stood, leaves no trace in any bit; a
-// step may have fewer micro-batches than the configuration says; a learning rate given to step() is
-// the one that counts, also where the update began with another one; each call in each state is
-// let through or refused as the table says, and a refused one changes nothing.
+// numbers of a counter. A step that is abandoned at any point leaves no trace in any bit. A step
+// may have fewer micro-batches than the configuration says. A learning rate given to step()
+// applies, even if the update began with another one. Each call in each state is accepted or
+// refused as the table says, and a refused one changes nothing.
 #include "zero3/step/step_core.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +115,7 @@ TEST(StepCore, AStepMayHaveFewerMicroBatches) {
     run.accumulation = 3;
     Driver shorter(run);
     shorter.fill();
-    Driver padded(run);  // what is missing has gradients of zero
+    Driver padded(run);  // missing micro-batches have gradients of zero
     padded.fill();
     const std::uint64_t counts[] = {3, 1, 3, 2, 3};
     for (std::uint64_t step = 0; step < std::size(counts); ++step) {
@@ -150,7 +150,7 @@ TEST(StepCore, TheLearningRateOfTheStepIsTheOneThatCounts) {
     for (std::uint64_t step = 0; step < 4; ++step) {
       configured.step(step);
       told.micro_batch(step * 10);
-      // Every other time backward knows it, too.
+      // Every second time backward knows it, too.
       BackwardRequest request;
       if (step % 2 == 0) request.learning_rate = 0.5;
       told.micro_batch(step * 10 + 1, 1.0, request);
@@ -180,7 +180,7 @@ TEST(StepCore, ALearningRateThatComesTooLateIsAnErrorThatChangesNothing) {
   EXPECT_EQ(driver.digest(), plain.digest());
 }
 
-/// Forward goes through the stages in this order, backward as ever. Returns the bytes that had been
+/// Forward runs the stages in this order, backward as usual. Returns the bytes that had been
 /// written when the second of them was entered.
 std::uint64_t written_by_second_stage(Driver& driver, const std::vector<std::size_t>& order) {
   const auto written = [&] { return driver.core->state().store().statistics().bytes_written; };

@@ -1,5 +1,5 @@
-// Proves what becomes of a step that is not finite, in every mode: skipped with a line that names
-// step and parameter, or the end of the run with the advice that fits.
+// Proves how a step that is not finite is handled in every mode: it is skipped with a line that
+// names step and parameter, or the run ends with fitting advice.
 #include "zero3/step/step_guard.h"
 
 #include <gtest/gtest.h>
@@ -133,7 +133,7 @@ TEST_F(StepGuardTest, SkippedStepsInARowEndTheRun) {
     StepGuard guard(fp32);
     LossScaler scaler(fp32.param_dtype, fp32.loss_scale);
     std::uint64_t step = 0;
-    for (int round = 0; round < 2; ++round) {  // a good step starts the count anew
+    for (int round = 0; round < 2; ++round) {  // a good step restarts the count
       for (std::uint64_t bad = 1; bad < limit; ++bad) {
         EXPECT_FALSE(guard.judge(++step, "wte.weight", scaler).end.has_value());
       }

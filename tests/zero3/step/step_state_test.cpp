@@ -1,5 +1,5 @@
-// Proves the table of legal calls: each state lets exactly these through, ends let nothing through
-// but what may still be read, and from every other state some legal call leads on.
+// Proves the table of legal calls: each state accepts exactly these, final states accept only calls
+// that still may read, and every other state has a legal call that leaves it.
 #include "zero3/step/step_state.h"
 
 #include <gtest/gtest.h>

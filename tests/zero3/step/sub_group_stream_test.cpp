@@ -1,8 +1,8 @@
-// Proves that a sub-group's state comes back as it was left, whatever part of it is in host memory
-// and whatever passes through the ring, however many items that has; that sub-groups which only
-// write hold no item from reading ahead; that what has come goes before what is in memory, where
-// that is allowed, and is done once; that borrowed items take what the ring has no room for,
-// and go back; and that those wholly in memory need no ring.
+// Proves that a sub-group's state is read as it was written, whatever part of it is in host memory
+// and whatever passes through the ring, for any number of items. Sub-groups that only write hold no
+// item from reading ahead. Where allowed, sub-groups whose reads have completed precede those in
+// memory, and each is done once. Borrowed items serve what the ring has no room for, and are
+// returned. Sub-groups wholly in memory need no ring.
 #include "zero3/step/sub_group_stream.h"
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ namespace {
 
 using tiering::Tier;
 
-/// A team that counts how often it is forked.
+/// A thread pool that counts how often it is forked.
 class CountingTeam final : public Executor {
  public:
   void parallel_for(std::uint64_t count, std::uint64_t grain,
                     const std::function<void(std::uint64_t, std::uint64_t)>& body) override {
     ++regions;
-    team_.parallel_for(count, 3 * grain, body);  // cuts that are not those of sub-groups
+    team_.parallel_for(count, 3 * grain, body);  // other cuts than those of sub-groups
   }
   std::uint64_t regions = 0;
 
@@ -70,7 +70,7 @@ class PlacedTiers {
   std::vector<std::uint32_t> units;  // all
 };
 
-/// Lends so many pieces at a time.
+/// Lends at most so many pieces at a time.
 class Lender final : public BufferLender {
  public:
   explicit Lender(std::uint64_t most) : most_(most) {}
@@ -179,7 +179,7 @@ TEST(SubGroupStream, AnySplitComesBackAsItWasLeft) {
       };
       ASSERT_TRUE(stream.begin(tiers.units, round == 0 ? first : update, body).has_value());
       if (coin()) stream.allow_out_of_turn([](std::uint32_t unit) { return unit != 2; });
-      for (const std::uint32_t unit : tiers.units) {  // at some, go on as far as that needs no wait
+      for (const std::uint32_t unit : tiers.units) {  // at some, read on without a wait
         stream.borrow_from(coin() ? &lender : nullptr);
         for (int tries = coin() ? 0 : 20; tries > 0; --tries) {
           const auto done = stream.advance_within(unit);
@@ -229,8 +229,8 @@ TEST(SubGroupStream, ReadsAsFarAheadAsItMayBorrow) {
   EXPECT_EQ(lender.lent, 0u);
 }
 
-/// The units of the sub-groups in the order in which a pass did them whose reads had come before it
-/// went on.
+/// Returns the units of the sub-groups in the order in which a pass did them, if their reads had
+/// completed before it continued.
 std::vector<std::uint32_t> order_of_pass(PlacedTiers& tiers, SubGroupStream& stream,
                                          const std::function<bool(std::uint32_t)>& out_of_turn) {
   std::vector<std::uint32_t> order;
@@ -327,7 +327,7 @@ TEST(SubGroupStream, SubGroupsInMemoryAreDoneSeveralInARegionOfTheTeam) {
   ASSERT_TRUE(stream.begin(tiers.units, update, {.slice = slice, .after = after}).has_value());
   while (!tiers.state->ring().at(0).idle()) std::this_thread::yield();
   ASSERT_TRUE(stream.advance_past(0).has_value());
-  EXPECT_EQ(done.size(), plan.sub_group_count(0));  // nothing of what nobody has asked for
+  EXPECT_EQ(done.size(), plan.sub_group_count(0));  // nothing that was not demanded
   EXPECT_EQ(sliced.size(), done.size());
   ASSERT_TRUE(stream.finish().has_value());
   ASSERT_TRUE(tiers.state->ring().finish().has_value());

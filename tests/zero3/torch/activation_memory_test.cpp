@@ -1,6 +1,6 @@
-// Proves that LibTorch's tensors are counted while they are in use, that the large ones use memory
-// again without page faults, that a forked child can have its own, and that all works as well where
-// there is no arena. Each test is a child: the arena is made once for a process.
+// Proves that LibTorch's tensors are counted while they are in use, that large ones reuse memory
+// without page faults, that a forked child can have its own, and that all works as well without an
+// arena. Each test is a child process, as the arena is made once for a process.
 #include "zero3/torch/activation_memory.h"
 
 #include <ATen/ATen.h>
@@ -39,13 +39,13 @@ long page_faults() {
   return usage.ru_minflt;
 }
 
-/// Some bytes more than asked for are counted: to whole pages.
+/// More bytes than asked for are counted, up to whole pages.
 bool about(std::uint64_t counted, std::int64_t bytes) {
   const auto wanted = static_cast<std::uint64_t>(bytes);
   return counted >= wanted && counted <= wanted + wanted / 16 + 4096;
 }
 
-/// 0 if tensors of all sizes are counted while they live, and not when they are gone.
+/// Returns 0 if tensors of all sizes are counted while they exist, and not afterwards.
 int counts() {
   if (activations_now() != 0) return 1;
   track_activations();
@@ -115,7 +115,7 @@ TEST(ActivationMemory, KeptMemoryHidesNoHeapAndIsNone) {
   const int status = test_support::run_in_child([] {
     track_activations();
     filled(128 * mib).reset();  // kept
-    // What nobody has touched is not resident, however much else is.
+    // Untouched memory is not resident, however much else is.
     constexpr std::size_t size = 96 * mib;
     const std::unique_ptr<void, decltype(&std::free)> heap(std::malloc(size), &std::free);
     if (heap == nullptr || memory_beside_tiers(0).heap > size / 2) return 1;
@@ -156,7 +156,7 @@ TEST(ActivationMemory, ChildrenOfABusyProcessHaveTheirOwn) {
     int failed = 0;
     for (int i = 0; i < 200 && failed == 0; ++i) {
       const int ended = test_support::run_in_child([&] {
-        alarm(60);  // ends one that waits for ever
+        alarm(60);  // ends a process that waits for ever
         const at::Tensor own = filled(mib);
         return std::memcmp(own.data_ptr(), shared.data_ptr(), mib) == 0 ? 0 : 1;
       });

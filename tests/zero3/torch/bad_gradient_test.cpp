@@ -1,11 +1,10 @@
-// Proves that one bad gradient, wherever it is, changes nothing but the loss scale: at 1,000
+// Proves that one bad gradient, wherever it is, changes nothing but the loss scale. At 1,000
 // positions of a model (first and last element of each parameter, edges of sub-groups and of the
 // norm's leaves, tails of partial ones, and random ones) the step is skipped, the parameter is
-// named, the scale halves, and parameters, master weights and moments are bit-equal to before. In
-// fp16, bf16 and fp32, with the state in memory and on NVMe. And that the weights before a step
-// that ends the run can be read after it, bit for bit, but not where it had begun to update them.
-// The model is a sum of weights, and of a term that is zero but has an infinite slope where the
-// test wants it.
+// named, the scale is halved, and parameters, master weights and moments are bit-equal to before.
+// In fp16, bf16 and fp32, with the state in memory and on NVMe. After a step that ends the run, the
+// weights before it can be read, bit for bit, unless it had begun to update them. The model is a
+// sum of weights, and of a term that is zero but has an infinite slope where the test wants it.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
@@ -75,7 +74,7 @@ class Sum final : public Module {
   Slope slope = Slope::Infinite;
 
  private:
-  /// 0, whose derivative is that of the square root there.
+  /// 0, where the derivative of the square root is infinite.
   at::Tensor bad_term(const at::Tensor& weights) const {
     const at::Tensor weight = weights.flatten()[static_cast<std::int64_t>(bad->index)];
     const double factor = slope == Slope::NotANumber ? 0.0 : 1.0;  // of infinity
@@ -126,7 +125,7 @@ class BadGradient : public testing::TestWithParam<std::tuple<DType, Offload>> {
  protected:
   BadGradient() {
     set_log_level(LogLevel::Error);  // each skipped step has its line
-    at::set_num_threads(1);          // tiny work: a team would only wait for itself
+    at::set_num_threads(1);          // tiny work: threads would only wait for each other
   }
   ~BadGradient() override { set_log_level(LogLevel::Info); }
 
@@ -200,7 +199,7 @@ void BadGradient::expect_skipped(Engine& engine, const Position& at, Slope slope
   ASSERT_EQ(engine.digest().value(), before);
 }
 
-/// One engine meets `bad` in turn between two good steps.
+/// One engine gets a bad gradient at each of `bad` in turn, between two good steps.
 void BadGradient::run(std::span<const Position> bad) {
   const auto engine = make_engine();
   const StepResult good = step(*engine);
@@ -222,7 +221,7 @@ void BadGradient::run(std::span<const Position> bad) {
 TEST_P(BadGradient, AtAThousandPositionsLeavesAllAsItWas) {
   const auto [dtype, home] = GetParam();
   const auto all = positions(module_, 1000);
-  // 1,000 in all modes together; an engine on disk takes time to make.
+  // 1,000 in all modes together; an engine on a disk is slow to make.
   const std::size_t count = home == Offload::Nvme ? 36 : dtype == DType::Float16 ? 636 : 128;
   constexpr std::size_t one_engine = 12;  // halvings from 2^12 to 1
   for (std::size_t first = 0; first < count; first += one_engine) {

@@ -1,5 +1,5 @@
-// Proves when BetweenOperators calls: before the operators of its own thread, not before those of
-// its work, of other threads, or after its end.
+// Proves when BetweenOperators calls: before the operators of its own thread, but not before
+// operators of the work itself, of other threads, or after its end.
 #include "zero3/torch/between_operators.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ TEST(BetweenOperators, CallsBeforeTheOperatorsOfItsThread) {
   int calls = 0;
   const std::function<void()> work = [&] {
     ++calls;
-    run_an_operator();  // of which none is counted
+    run_an_operator();  // which is not counted
   };
   {
     const BetweenOperators between(work);

@@ -1,7 +1,7 @@
-// Proves that a training that is saved, and goes on in another engine, in whatever other place,
-// gives the bits of one that never stopped: losses, norms, loss scales and digest of a small GPT-2,
-// over homes, budgets, rings, dtypes, accumulation and schedules on both sides of the save; with
-// parameters frozen and groups; and that what LibTorch's generators draw goes on, too.
+// Proves that a training that is saved and continues in another engine, in any other place, gives
+// the bits of one that never stopped: losses, norms, loss scales and digest of a small GPT-2, over
+// homes, budgets, rings, dtypes, accumulation and schedules on both sides of the save, with frozen
+// parameters and groups. LibTorch's generators continue, too.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -31,10 +31,10 @@ class CheckpointEquality : public Equality {
     options.groups = groups;
     if (!separate_device) return options;
     options.backend = separate;
-    options.share_under_backward = 1.0;  // of what may be taken back
+    options.share_under_backward = 1.0;  // of updates that may be rolled back
     return options;
   }
-  /// `before` up to a step, a save, `after` from there on.
+  /// Runs `before` up to a step, saves, and continues as `after`.
   Outcome stop_and_go_on(const Choice& before, const Choice& after, std::size_t step,
                          const std::string& tag) {
     Outcome outcome;
@@ -63,7 +63,8 @@ class CheckpointEquality : public Equality {
     return outcome;
   }
 
-  /// Goes on out of a separate device, and into it. Returns how often it was asked for an update.
+  /// Continues from a separate device on the CPU, and the reverse. Returns how often the device was
+  /// asked for an update.
   std::uint64_t out_and_in(const Choice& on_device, const Choice& on_cpu, const Outcome& whole,
                            const std::string& tag) {
     using test_support::SeparateDevice;
@@ -78,16 +79,16 @@ class CheckpointEquality : public Equality {
   }
 
   std::vector<GroupOptions> groups;
-  std::uint64_t device_spare = 0;  // bytes that a separate device has beyond its budget
+  std::uint64_t device_spare = 0;  // bytes of a separate device beyond its budget
   test_support::SeparateDevice* separate = nullptr;
-  bool separate_before = false;  // it is there before the save, else after it
+  bool separate_before = false;  // the device exists before the save, else after it
 
  private:
   const test_support::TemporaryDirectory checkpoints_;
   const int threads_;
 };
 
-/// Makes what decides bits the same on both sides.
+/// Makes equal on both sides what decides bits.
 Choice like(Choice run, const Choice& other) {
   for (const Factor same : {Dtype, Accumulation, Head}) run[same] = other[same];
   return run;
@@ -138,7 +139,7 @@ TEST_F(CheckpointEquality, FrozenParametersAndGroupsGoOn) {
   }
 }
 
-// On a device with memory of its own: out of its homes, and into them.
+// On a device with memory of its own: loaded from its homes, and into them.
 TEST_F(CheckpointEquality, ASeparateDeviceIsAPlaceAsAnyOther) {
   for (const int dtype : {0, 1, 2}) {
     const Choice on_cpu{1, 2, 2, 1, 1, 1, 1, 1, 1, 2, 0, dtype, 1, 1};
@@ -185,7 +186,7 @@ TEST_F(CheckpointEquality, WhatTheGeneratorDrawsGoesOn) {
   EXPECT_EQ(loaded->client.at("mine"), "abc");
   EXPECT_EQ(loaded->manifest.machine.at("threads"), "1");
 
-  at::manual_seed(9);  // weights alone begin another training, whose draws are the caller's
+  at::manual_seed(9);  // weights alone begin another training, with the caller's draws
   const at::Tensor own = at::rand({8});
   at::manual_seed(9);
   const auto weights_alone =

@@ -1,9 +1,9 @@
-// Proves the CUDA backend under the whole engine without a GPU: training on a CudaDevice whose
-// runtime and kernels run on the host (tests/support/cuda_on_host), as late or in any order that
-// its streams and events allow, gives the bits of training on the CPU at every home of parameters
-// and optimizer state; and a GPU that fails or does not answer in the middle ends the run with the
-// device's error. LibTorch computes on the CPU, on that memory, at once: whether the engine lacks a
-// fence around what is computed, separate_device_test.cpp proves.
+// Proves the CUDA backend under the whole engine without a GPU. Training on a CudaDevice whose
+// runtime and kernels run on the host (tests/support/cuda_on_host), as late as its streams and
+// events allow or in any such order, gives the bits of training on the CPU at every home of
+// parameters and optimizer state. A GPU that fails or does not answer during a step ends the run
+// with the device's error. LibTorch computes on the CPU, on that memory, at once;
+// separate_device_test.cpp proves the fences around its computing.
 #include <ATen/Parallel.h>
 
 #include <cstdlib>
@@ -22,8 +22,8 @@ using test_support::CudaOnHost;
 using tiering::DeviceFence;
 using tiering::Queue;
 
-/// A CudaDevice for a LibTorch that computes as soon as it is called: what is enqueued before in
-/// the queue Compute has run then, and what it has to wait for.
+/// A CudaDevice for a LibTorch that computes as soon as it is called: work that was enqueued before
+/// in the queue Compute has then run, with all that it waits for.
 class ComputesOnHost final : public tiering::Device {
  public:
   ~ComputesOnHost() override { EXPECT_FALSE(registered); }
@@ -89,8 +89,8 @@ class ComputesOnHost final : public tiering::Device {
   static void run_compute() {
     if (!cuda_on_host().hangs) CudaOnHost::drain(nullptr);
   }
-  /// Tensors that a kernel reads are freed as soon as it is enqueued, which the allocator of a
-  /// GPU knows how to bear.
+  /// Tensors that a kernel reads are freed as soon as it is enqueued, which a GPU's allocator
+  /// handles.
   Result<void> enqueued(Queue queue, Result<void> outcome) {
     if (queue == Queue::Compute) run_compute();
     return outcome;
@@ -111,7 +111,7 @@ class OnCudaOnHost : public Equality {
   }
   Config clipped_config(const Choice& run) const {
     Config config = config_of(run);
-    config.gradient_clipping = 0.5;  // the norm is in every update
+    config.gradient_clipping = 0.5;  // the norm affects every update
     return config;
   }
   Config device_config(const Choice& run) {
@@ -157,7 +157,7 @@ TEST_F(OnCudaOnHost, EveryHomeGivesTheBitsOfTheCpu) {
         run[ParamHome] = param;
         run[OptimizerHome] = optimizer;
         run[Dtype] = (param + optimizer + number) % 3;
-        if (param + optimizer == 0) run[Head] = 1;  // gradients of looked-up rows go there, too
+        if (param + optimizer == 0) run[Head] = 1;  // looked-up rows come down, too
         const auto order = draw % 2 == 1 ? CudaOnHost::Order::Late : CudaOnHost::Order::Random;
         expect_equal(run, order, draw);
         if (HasFatalFailure()) return;
@@ -213,7 +213,7 @@ TEST_F(OnCudaOnHost, AsMuchAsADriverPageLocksGivesTheBitsOfTheCpu) {
   }
 }
 
-/// The first error of a training, if it has one.
+/// Returns the first error of a training, or success.
 Result<void> train_some(Engine& engine, const Config& config, const Scale& scale) {
   const TokenBatch batch(scale.samples, scale.length);
   for (std::size_t step = 0; step < scale.steps; ++step) {
@@ -255,7 +255,7 @@ TEST_F(OnCudaOnHost, AGpuThatFailsEndsTheRunWithItsErrorAndNothingElse) {
 
 TEST_F(OnCudaOnHost, AGpuThatDoesNotAnswerEndsTheRunAtTheDeadline) {
   new_machine(CudaOnHost::Order::Late, 1);
-  // Never destroyed, as the engine keeps what the device may still write to.
+  // Never destroyed, since the engine keeps memory that the device may still write to.
   auto* device = new ComputesOnHost;
   const Config config = device_config(from_nvme);
   auto engine =

@@ -1,9 +1,8 @@
-// Proves training on a GPU: every home of parameters and optimizer state, budgets down to the least
-// and any limits give the same bits there; with gradients given, the optimizer, casts and norms are
-// the CPU's; a budget beyond the GPU's memory is refused by name; what the engine holds on the
-// device is within its budget; attention's backward has the same bits in each run, also at a length
-// of many blocks of keys, which the models above are too small for. Skips (exit 77) where there is
-// no device.
+// Proves training on a GPU. Every home of parameters and optimizer state, budgets down to the least
+// and any limits give the same bits. For given gradients optimizer, casts and norms have the CPU's
+// bits. A budget beyond the GPU's memory is refused by name. The engine's memory on the device is
+// within its budget. Attention's backward has the same bits in each run, also at a length of many
+// blocks of keys, for which the models above are too small. Skips (exit 77) without a device.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -23,7 +22,7 @@ class OnAGpu : public Equality {
   OnAGpu() : Equality(Scale{.steps = 8}) { separate_device = true; }
 
   Config gpu_config(Choice run) {
-    if (run[Dtype] != 0) run[Dtype] += 2;  // computed as it is stored: "auto" on a GPU
+    if (run[Dtype] != 0) run[Dtype] += 2;  // computed in the stored dtype: "auto" on a GPU
     Config config = config_of(run);
     if (run[Budget] == 2) config.artesian.device_memory = std::uint64_t{1} << 30;
     return config;
@@ -38,7 +37,7 @@ TEST_F(OnAGpu, EveryPlacementGivesTheSameBits) {
       Choice reference_run{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, dtype, 1, head};
       const Outcome reference = on_gpu(reference_run);
       ASSERT_EQ(reference.steps.size(), scale.steps);
-      expect_same(on_gpu(reference_run), reference);  // twice the same: the kernels are
+      expect_same(on_gpu(reference_run), reference);  // twice the same: kernels are deterministic
       if (HasFatalFailure()) return;
       for (const int param : {0, 1, 2}) {
         for (const int optimizer : {0, 1, 2}) {
@@ -77,8 +76,8 @@ TEST_F(OnAGpu, LearnsAsTheCpuDoes) {
   }
 }
 
-/// One weight per element and a loss whose gradients are exact on any device: sum of w * x with x a
-/// power of two. So all that follows backward must have the CPU's bits.
+/// One weight per element and a loss whose gradients are exact on any device: the sum of w * x with
+/// x a power of two. So all computing after backward must have the CPU's bits.
 class ExactModel final : public Module {
  public:
   explicit ExactModel(std::int64_t stages) {
@@ -91,7 +90,8 @@ class ExactModel final : public Module {
   }
   const std::vector<ParameterSpec>& parameters() const noexcept override { return parameters_; }
   const std::vector<StageSpec>& stages() const noexcept override { return stages_; }
-  /// Passes [numel of the longest] through; each stage adds its weights times a power of two.
+  /// Passes on an input of as many elements as the longest parameter. Each stage adds its weights
+  /// times a power of two.
   at::Tensor forward(std::size_t stage, const at::Tensor& input,
                      const std::vector<at::Tensor>& parameters, const Batch&) override {
     const at::Tensor& weight = parameters[0];
@@ -132,7 +132,7 @@ TEST_F(OnAGpu, OptimizerCastsAndNormsHaveTheBitsOfTheCpu) {
     for (const int home : {0, 1, 2}) {
       Choice run{home, home, 2, 1, 1, 2, 2, 0, 1, 1, 0, dtype, 0, 0};
       Config config = gpu_config(run);
-      config.gradient_clipping = 0.5;  // the norm is in every update
+      config.gradient_clipping = 0.5;  // the norm affects every update
       config.artesian.device_memory = config.artesian.host_memory = std::uint64_t{64} << 20;
       EXPECT_EQ(digest_of_exact_model(config, "cuda:0"), digest_of_exact_model(config, "cpu"))
           << dtype << " " << home;
@@ -165,7 +165,7 @@ TEST_F(OnAGpu, ABudgetBeyondItsMemoryIsRefusedByName) {
 
 int main(int argc, char** argv) {
   return artesian::test_support::run_gpu_tests(argc, argv, [] {
-    // Before any other use of LibTorch, which would keep the answer that there is no CUDA.
+    // Before any other use of LibTorch, which would remember that there is no CUDA.
     const auto opened = artesian::zero3::open_compute_device("cuda:0");
     return opened.has_value() ? std::string() : opened.error().to_string();
   });

@@ -1,7 +1,7 @@
-// Proves the promises of the deferred update: step() leaves it to the next forward; whatever else
-// comes to the weights completes it first; a step is complete, with all its figures, when its
-// update is; and an error in it ends the run with that error alone, so that nobody sees weights
-// that damaged state may have got into.
+// Proves the promises of the deferred update: step() leaves it to the next forward; any other
+// access to the weights completes it first; a step is complete, with all its figures, when its
+// update is; and an error in it ends the run with that error alone, so that no caller sees weights
+// that damaged state may have reached.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -50,7 +50,7 @@ TEST_F(DeferredUpdate, RunsUnderTheNextForwardAndCompletesItsStep) {
   ASSERT_TRUE(engine->backward().has_value());
   const auto second = engine->step();
   ASSERT_TRUE(second.has_value());
-  EXPECT_LT(second->bytes_nvme_write, first->bytes_nvme_write);  // gradients that spill
+  EXPECT_LT(second->bytes_nvme_write, first->bytes_nvme_write);  // no gradients spill
   ASSERT_TRUE(engine->finish_update().has_value());
   EXPECT_EQ(engine->take_completed()->bytes_nvme_write, first->bytes_nvme_write);
   EXPECT_TRUE(engine->close().has_value());
@@ -74,13 +74,13 @@ TEST_F(DeferredUpdate, GoesOnBetweenTheOperatorsOfForward) {
 }
 
 TEST_F(DeferredUpdate, ReadsUnderBackwardWhatItUpdatesFirst) {
-  Choice in_memory = run;  // but for the optimizer's state
+  Choice in_memory = run;  // except the optimizer's state
   in_memory[ParamHome] = 1;
   in_memory[Live] = in_memory[Reuse] = in_memory[Bucket] = 2;
   Config config = config_of(in_memory);
   config.artesian.host_memory = host_budget_for_gradients(module_of(in_memory), config, true);
   std::vector<std::string> digests;
-  for (const bool asked : {false, true}) {  // for a digest meanwhile: what was read is read again
+  for (const bool asked : {false, true}) {  // a digest between: reads ahead are repeated
     auto engine = Engine::create(module_of(in_memory), config, {}).value();
     RandomWeights weights(module_of(in_memory).parameters(), 1);
     ASSERT_TRUE(engine->initialize(weights).has_value());
@@ -104,8 +104,8 @@ TEST_F(DeferredUpdate, ReadsUnderBackwardWhatItUpdatesFirst) {
 TEST_F(DeferredUpdate, ReadsAheadIntoMemoryThatActivationsHaveLeft) {
   track_activations();
   if (kept_activations() == nullptr) GTEST_SKIP() << "a sanitizer sees each allocation by itself";
-  static_cast<void>(at::empty({4 << 20}));  // as activations of a larger model leave it
-  Choice in_memory = run;                   // but for the optimizer's state
+  static_cast<void>(at::empty({4 << 20}));  // as activations of a larger model leave memory
+  Choice in_memory = run;                   // except the optimizer's state
   in_memory[ParamHome] = 1;
   in_memory[Live] = in_memory[Reuse] = in_memory[Bucket] = 2;
   Config config = config_of(in_memory);
@@ -119,7 +119,7 @@ TEST_F(DeferredUpdate, ReadsAheadIntoMemoryThatActivationsHaveLeft) {
     ASSERT_TRUE(engine->backward().has_value());
     lent += activations_lent();
     EXPECT_LE(2 * activations_lent() + activations_now(), memory_beside_tiers(0).activations);
-    if (step == 2) {  // what was borrowed goes back to whatever else comes
+    if (step == 2) {  // borrowed memory is returned whatever follows
       ASSERT_TRUE(engine->digest().has_value());
       EXPECT_EQ(activations_lent(), 0u);
     }
@@ -180,7 +180,7 @@ TEST_F(DeferredUpdate, IsCompletedByWhateverComesToTheWeights) {
     EXPECT_EQ(completed->step, 2u);
     if (written == 0) written = completed->bytes_nvme_write;
     EXPECT_EQ(completed->bytes_nvme_write, written);
-    EXPECT_TRUE(engine->finish_update().has_value());  // nothing is left to do
+    EXPECT_TRUE(engine->finish_update().has_value());  // nothing is left to update
     EXPECT_FALSE(engine->take_completed().has_value());
     EXPECT_TRUE(engine->close().has_value());
   }

@@ -1,6 +1,6 @@
-// Proves what a training run makes of a disk that stops answering in the middle: one Timeout that
-// says what hangs, the same for every later call, and an end without abort or hang. The disk stops
-// by real means: transfers meet a pipe into which nobody writes.
+// Proves how a training run ends when a disk stops answering in the middle: with one Timeout that
+// names what hangs, the same for every later call, and without abort or hang. The disk really
+// stops: transfers go to a pipe into which nobody writes.
 #include "zero3/torch/engine.h"
 
 #include <gtest/gtest.h>
@@ -20,14 +20,14 @@
 namespace artesian::zero3 {
 namespace {
 
-/// Transfers, once stalled, wait for ever.
+/// Once stalled, transfers wait for ever.
 class StallingFiles final : public test_support::DivertedFiles {
  public:
   StallingFiles() { EXPECT_EQ(pipe(pipe_), 0); }
   void stall() { diverted = pipe_[0]; }
 
  private:
-  int pipe_[2] = {-1, -1};  // open as long as the process: transfers wait on it
+  int pipe_[2] = {-1, -1};  // open until the process ends: transfers wait on it
 };
 
 Config everything_on(const std::string& directory) {
@@ -95,7 +95,7 @@ TEST(Budgets, OfSeveralEnginesAreSharesOfOneMachinesMemory) {
   Config config;
   const Budgets alone = choose_budgets(config, "cpu", {}, 1).value();
   const Budgets of_four = choose_budgets(config, "cpu", {}, 4).value();
-  // Others take memory and give it back meanwhile, but not the half of it.
+  // Other processes take and release memory meanwhile, but not half of it.
   EXPECT_LT(of_four.host, alone.host / 2);
   EXPECT_LT(of_four.device, alone.device / 2);
   EXPECT_LT(of_four.activations, alone.activations / 2);

@@ -1,5 +1,5 @@
-// What the tests of equality share: the factors that must not change a bit, a small GPT-2, and a
-// run of it under one choice of them. docs/dev/design.md says why the bits are the same.
+// Shared by the tests of equality: the factors that must not change a bit, a small GPT-2, and a run
+// of it under one choice of factors. docs/dev/design.md explains why the bits are the same.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,12 +57,12 @@ constexpr std::array<int, factor_count> levels{3, 3, 4, 3, 3, 3, 3, 3, 3,
                                                3, 3, 5, 3, 2, 5, 3, 3, 2};
 using Choice = std::array<int, factor_count>;
 
-/// Returns how many micro-batches run layer by layer, at most.
+/// Returns the greatest number of micro-batches that run layer by layer.
 inline std::size_t micro_batches_at_once(const Choice& run) {
   return run[Schedule] == 0 ? 1 : std::size_t{1} << run[Accumulation];
 }
 
-/// How large the model is, and how long a run.
+/// The size of the model, and the length of a run.
 struct Scale {
   std::uint64_t vocab = 1000;
   std::uint64_t hidden = 128;
@@ -72,8 +72,8 @@ struct Scale {
   std::uint64_t some = 100'000;  // elements, as limits: about half a block
 };
 
-/// For tests of many steps or many runs. Compute with one thread: a team would only wait for
-/// itself.
+/// For tests of many steps or many runs. Computes with one thread, since more would only wait for
+/// each other.
 constexpr Scale tiny{
     .vocab = 200, .hidden = 32, .samples = 1, .length = 8, .steps = 16, .some = 6'000};
 
@@ -130,14 +130,14 @@ class Equality : public testing::Test {
   }
   static std::vector<tiering::PathDisk> unlike_disks(const Config& config);
   Outcome train(const Choice& run, const Config& config, const EngineOptions& given);
-  /// Makes the engine that a run asks for.
+  /// Makes the engine for a run.
   std::unique_ptr<Engine> make_engine(const Choice& run, const Config& config,
                                       const EngineOptions& given = {});
   void run_steps(Engine& engine, const Choice& run, std::size_t first, std::size_t last,
                  std::vector<StepResult>& steps) const;
   static std::string digest_of(Engine& engine, std::vector<StepResult>& steps);
   static void expect_same(const Outcome& outcome, const Outcome& reference);
-  /// Each factor by chance; `stream` tells tests apart.
+  /// Each factor at random; `stream` makes tests differ.
   static Choice random_choice(std::uint64_t stream, std::uint64_t seed);
   std::string text_of(const Timeline& timeline) const;
 
@@ -171,7 +171,7 @@ inline std::string Equality::text_of(const Timeline& timeline) const {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-/// As many disks as the configuration has folders in use, of speeds that differ.
+/// As many disks as the configuration uses folders, with different speeds.
 inline std::vector<tiering::PathDisk> Equality::unlike_disks(const Config& config) {
   std::vector<tiering::PathDisk> disks;
   for (std::uint64_t index = 0; index < swap_paths_of(config).value().directories.size(); ++index) {
@@ -192,7 +192,7 @@ inline Config Equality::config_of(const Choice& run) const {
   config.micro_batch_size = scale.samples;
   config.accumulation_steps = pick(Accumulation, {1, 2, 4});
   config.param_dtype = config.grad_accum_dtype = dtypes[static_cast<std::size_t>(run[Dtype])];
-  const bool natively = run[Dtype] > 2;  // computed in the type that is stored, else in fp32
+  const bool natively = run[Dtype] > 2;  // computed in the stored type, else in fp32
   config.artesian.compute_dtype = natively ? config.param_dtype : DType::Float32;
   config.loss_scale = {.initial_scale_power = 24, .loss_scale_window = 3, .hysteresis = 1};
   config.optimizer.weight_decay = 0.01;
@@ -243,7 +243,7 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
     std::uint64_t low = 0;
     std::uint64_t high = everything;
     while (high - low > 1) {
-      Budgets tried = budgets;  // the host's least is for the device's share as chosen
+      Budgets tried = budgets;  // the least host memory for the chosen device memory
       tried.*member = low + (high - low) / 2;
       (fits(tried) ? high : low) = tried.*member;
     }
@@ -256,7 +256,7 @@ inline void Equality::set_budgets(Config& config, const Choice& run) const {
   config.artesian.host_memory = budgets.host;
 }
 
-/// Forward and backward of each, one by one or handed over together.
+/// Forward and backward of each micro-batch, one by one or passed together.
 inline bool run_micro_batches(Engine& engine, const std::vector<TokenBatch>& micro_batches,
                               bool one_by_one) {
   if (one_by_one) {
@@ -287,7 +287,7 @@ inline bool splits_a_unit(const Placement& plan) {
   return false;
 }
 
-/// Waits where another test has all AIO requests of the machine in use for a moment.
+/// Tries again while another test uses all AIO requests of the machine.
 inline Result<std::unique_ptr<Engine>> create_patiently(Module& module, const Config& config,
                                                         const EngineOptions& options) {
   auto engine = Engine::create(module, config, options);
@@ -309,7 +309,7 @@ inline std::unique_ptr<Engine> Equality::make_engine(const Choice& run, const Co
   return engine.has_value() ? std::move(engine).value() : nullptr;
 }
 
-/// Steps [first, last) of a run, with the batches that they always have.
+/// Steps [first, last) of a run, with the batches that belong to them.
 inline void Equality::run_steps(Engine& engine, const Choice& run, std::size_t first,
                                 std::size_t last, std::vector<StepResult>& steps) const {
   const Config& config = engine.config();
@@ -383,7 +383,7 @@ inline std::string describe(const Choice& run) {
   return text;
 }
 
-/// Losses, norms and scales of every step, and the state in the end.
+/// Compares losses, norms and scales of every step, and the final state.
 inline void Equality::expect_same(const Outcome& outcome, const Outcome& reference) {
   ASSERT_EQ(outcome.steps.size(), reference.steps.size());
   for (std::size_t step = 0; step < outcome.steps.size(); ++step) {

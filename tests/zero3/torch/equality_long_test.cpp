@@ -1,8 +1,8 @@
 // Proves equality over time and over all combinations. 100 steps in fp32 on NVMe, with the least
 // budget that fits, more, and everything, by each engine, with look-ahead and retention or without:
 // each step's loss is bit-equal to that of stage 0 with everything in memory. And the complete
-// product of the extremes of all placements and limits, each run with a dtype, an accumulation,
-// a head and a schedule by chance: 4,608 runs with ARTESIAN_SOAK=1, else a sample of them.
+// product of the extremes of all placements and limits, each run with a random dtype, accumulation,
+// head and schedule: 4,608 runs with ARTESIAN_SOAK=1, else a sample of them.
 #include <ATen/Parallel.h>
 
 #include <cstdio>
@@ -36,7 +36,7 @@ TEST_F(OneHundredSteps, AnyBudgetAnyEnginePrefetchOnOrOffAsInMemory) {
       for (const int engine : {0, 1, 2}) {
         for (const int prefetch : {0, 2}) {
           if (home == 1 && (engine != 0 || budget == 1)) continue;  // nothing to transfer
-          // The other engines meet each budget once, and prefetch both on and off.
+          // The other engines run each budget once, and prefetching both on and off.
           if (engine != 0 && (budget + engine) % 2 != prefetch / 2) continue;
           Choice run{};
           run[ParamHome] = run[OptimizerHome] = home;

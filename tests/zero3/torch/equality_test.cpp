@@ -1,10 +1,9 @@
 // Proves the first promise: placement, budgets, block size, prefetch limits, persistence, sub-group
 // size, buffer count, I/O engine, grouping of micro-batches and split master weights never change a
-// bit. A
-// pairwise-covering set of runs (every pair of values of every two factors occurs) trains a small
-// GPT-2 for 16 steps; losses, loss scales, gradient norms and the final digest must equal those of
-// the run of the same dtype and accumulation with everything in memory and whole master weights.
-// equality_long_test.cpp goes on for longer.
+// bit. A pairwise-covering set of runs (every pair of values of every two factors occurs) trains a
+// small GPT-2 for 16 steps. Losses, loss scales, gradient norms and the final digest must equal
+// those of the run of the same dtype and accumulation with everything in memory and whole master
+// weights. equality_long_test.cpp runs longer.
 #include "tests/zero3/torch/equality.h"
 
 #include <ATen/Parallel.h>
@@ -67,7 +66,7 @@ std::vector<Choice> pairwise_runs() {
 
 TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
   auto runs = pairwise_runs();
-  for (const int dtype : {1, 3}) {  // of each sort of bf16 one with some of the state on NVMe
+  for (const int dtype : {1, 3}) {  // of each kind of bf16 one with some of the state on NVMe
     Choice run{dtype == 1 ? 2 : 1, 2, 3, 0, 1, 1, 1, 1, 0, 1, 1, dtype, 1, 1};
     run[Schedule] = 2;
     runs.push_back(run);
@@ -77,7 +76,7 @@ TEST_F(Equality, EveryPlacementAndLimitGivesTheSameBits) {
     run[Schedule] = 4;
     runs.push_back(run);
   }
-  std::map<std::array<int, 3>, Outcome> references;  // everything in memory, nothing fetched
+  std::map<std::array<int, 3>, Outcome> references;  // everything in memory, no fetches
   for (const Choice& run : runs) {
     const std::array<int, 3> group{run[Dtype], run[Accumulation], run[Head]};
     if (references.count(group) != 0) continue;
@@ -127,7 +126,7 @@ TEST_F(TinyEquality, HoldsForEveryOptimizer) {
         Kind{OptimizerType::Lion}, Kind{OptimizerType::Lamb}, Kind{OptimizerType::Muon},
         Kind{OptimizerType::Adam, DType::BFloat16}}) {
     for (int dtype = 0; dtype < 3; ++dtype) {
-      if (moments != DType::Float32 && dtype == 2) continue;  // fp16: the config is refused
+      if (moments != DType::Float32 && dtype == 2) continue;  // the config refuses fp16
       Choice in_memory{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, dtype, 1, dtype % 2};
       in_memory[Masters] = 1;
       Outcome reference;

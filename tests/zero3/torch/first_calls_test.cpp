@@ -1,4 +1,4 @@
-// Proves that every function which LibTorch gives to oneMKL is called once, before any other.
+// Proves that every function that LibTorch passes to oneMKL is called once, before any other.
 #include "zero3/torch/first_calls.h"
 
 #include <ATen/record_function.h>

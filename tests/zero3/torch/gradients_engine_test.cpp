@@ -1,6 +1,5 @@
-// Proves that a disk which fails while gradients spill, in the middle of a backward, ends the run
-// with one error that names their shard, also where what fails first is another transfer of the
-// same file.
+// Proves that a disk that fails while gradients spill, in the middle of a backward, ends the run
+// with one error that names their shard, even if another transfer of the same file failed first.
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 
@@ -27,7 +26,7 @@ class GradientsEngine : public Equality {
 };
 
 TEST_F(GradientsEngine, AWriteThatFailsEndsTheRunAndIsNamed) {
-  for (const int micro_batch : {0, 1}) {  // which writes, which reads and writes
+  for (const int micro_batch : {0, 1}) {  // the first writes, the second reads and writes
     SCOPED_TRACE(micro_batch);
     test_support::DivertedFiles files;
     auto made = create_patiently(module_of(run), config_of(run), {.files = &files});
@@ -80,7 +79,7 @@ TEST_F(GradientsEngine, AReadThatComesBackWrongEndsTheRunAndIsNamed) {
   stream.close();
   ::sync();
   ASSERT_TRUE(engine.step().has_value());  // the norm was summed before they were written
-  const auto failed = engine.forward(batch.batch());  // which brings the update
+  const auto failed = engine.forward(batch.batch());  // which runs the update
   ASSERT_FALSE(failed.has_value());
   EXPECT_EQ(failed.error().code, ErrorCode::Corrupt);
   EXPECT_NE(failed.error().message.find(" gradients, block "), std::string::npos)

@@ -1,6 +1,6 @@
 // Proves parameter groups, frozen parameters and steps that reach only some parameters, with
-// engines: against AdamW made of LibTorch's operators and its whole-model autograd; bit for bit
-// over placements, budgets, schedules and dtypes; and by what frozen ones are after training.
+// engines: against AdamW from LibTorch's operators with whole-model autograd; bit for bit over
+// placements, budgets, schedules and dtypes; and by the values of frozen parameters after training.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -17,7 +17,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// Norms and biases in a group of their own, as most recipes have it.
+/// Norms and biases in a group of their own, as in most recipes.
 void group_by_decay(ParameterSpec& parameter) {
   parameter.group = parameter.shape.size() == 1 ? 1 : 0;
 }
@@ -30,7 +30,7 @@ class Groups : public Equality {
  protected:
   Groups() : Equality(tiny) { at::set_num_threads(1); }
 
-  /// Both models, changed so.
+  /// Adapts both models.
   void adapt(const std::function<void(ParameterSpec&)>& change) {
     if (plain_.empty()) plain_.swap(modules_);
     modules_.clear();
@@ -57,7 +57,7 @@ class Groups : public Equality {
     }
     return batch;
   }
-  /// How many updates each parameter has had, as a checkpoint says.
+  /// Returns how many updates each parameter has had, as a checkpoint records them.
   static std::vector<std::uint64_t> counts_of(Engine& engine) {
     const test_support::TemporaryDirectory directory;
     const std::string folder = directory.path() + "/a";
@@ -81,7 +81,7 @@ class Groups : public Equality {
     EXPECT_TRUE(weights.read(parameter, 0, values).has_value());
     return values;
   }
-  /// Returns what a frozen one is all the time, in this dtype.
+  /// Returns the constant values of a frozen parameter in this dtype.
   std::vector<float> stored(const Module& module, std::uint32_t parameter, DType dtype) const {
     std::vector<float> values = initial(module, parameter);
     std::vector<std::byte> bytes(values.size() * dtype_size(dtype));
@@ -100,7 +100,7 @@ Choice on_nvme(int head, int dtype = 0) {
   return run;
 }
 
-/// AdamW over a module's parameters, which live as leaves of one graph.
+/// AdamW over a module's parameters, as leaves of one graph.
 class PlainTraining {
  public:
   PlainTraining(Module& module, const OptimizerConfig& adam, std::vector<GroupOptions> groups)
@@ -173,7 +173,7 @@ TEST_F(Groups, AndAFrozenBlockTrainAsAdamWOfLibTorch) {
     const Choice run = on_nvme(head);
     Config config = config_of(run);
     config.gradient_clipping = 0.0;
-    config.optimizer.eps = 1e-5;  // or a key's bias would follow the rounding of a gradient of zero
+    config.optimizer.eps = 1e-5;  // else a key's bias follows the rounding of a zero gradient
     auto engine = create(run, config, {.groups = decay_and_none()});
     ASSERT_NE(engine, nullptr);
     PlainTraining plain(module_of(run), config.optimizer, decay_and_none());
@@ -201,7 +201,7 @@ TEST_F(Groups, AndAFrozenBlockTrainAsAdamWOfLibTorch) {
   }
 }
 
-// Some parameters by chance are frozen and in groups, so that borders cut units in any way.
+// Random parameters are frozen and in groups, so that borders cut units anywhere.
 TEST_F(Groups, AndFrozenParametersChangeNoBitWithTheirPlace) {
   int split = 0;
   for (std::uint64_t seed = 0; seed < 40 && !testing::Test::HasFailure(); ++seed) {
@@ -229,7 +229,7 @@ TEST_F(Groups, FrozenParametersStayAsTheyWereStored) {
   for (const int dtype : {0, 1, 2}) {
     for (const int head : {0, 1}) {
       SCOPED_TRACE(std::to_string(dtype) + (head == 0 ? " tied" : " untied"));
-      // All but a block: the look-up table and the head, too, and persistent ones.
+      // All except a block: also the look-up table, the head and persistent parameters.
       adapt([](ParameterSpec& parameter) {
         parameter.trainable = parameter.name.find("h.1.mlp") != std::string::npos;
       });
@@ -254,7 +254,7 @@ TEST_F(Groups, FrozenParametersStayAsTheyWereStored) {
   }
 }
 
-// On a device with memory of its own, homes there, on the host and on NVMe.
+// On a device with memory of its own, with homes there, on the host and on NVMe.
 TEST_F(Groups, AndFrozenParametersOnASeparateDeviceChangeNoBit) {
   using test_support::SeparateDevice;
   adapt([](ParameterSpec& parameter) {
@@ -355,7 +355,7 @@ TEST_F(Groups, ConstantsMayComeWithEachStep) {
     for (std::uint64_t step = 0; step < 3; ++step) {
       const TokenBatch batch = batch_of(step);
       ASSERT_TRUE(engine->forward(batch.batch()).has_value());
-      // Without them it knows no constants yet with which it might begin the update.
+      // Without them it has no constants yet with which to begin the update.
       ASSERT_TRUE(engine->backward().has_value());
       const auto result = engine->step(request);
       ASSERT_TRUE(result.has_value()) << result.error().to_string();

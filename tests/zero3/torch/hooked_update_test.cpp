@@ -1,6 +1,6 @@
-// Proves that units of a model that somebody else runs are updated under the last backward of a
-// step, and that this is taken back by whatever comes between that backward and step(): the bits
-// are those of a run that waited. The graphs of unit_uses_test.cpp are run so, too.
+// Proves that units of a model that Python runs are updated under the last backward of a step, and
+// that any event between that backward and step() rolls this back: the bits are those of a run
+// without such updates. The graphs of unit_uses_test.cpp are run so, too.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -27,7 +27,7 @@ ModelShape chain() {
   return shape;
 }
 
-/// Backward takes a while to come by here, in which the disk reads.
+/// Delays backward, so that the disk can read meanwhile.
 at::Tensor slowly(const at::Tensor& x) {
   if (!x.requires_grad()) return x;
   x.register_hook([](const at::Tensor& gradient) {
@@ -44,7 +44,7 @@ at::Tensor block(HookedModel& model, std::uint32_t stage, const at::Tensor& x) {
   })[0];
 }
 
-/// All stages, each on the one before.
+/// All stages, each on the output of the one before.
 at::Tensor forward(HookedModel& model) {
   at::Tensor x = at::arange(3 * width, at::kFloat).view({3, width}) / 20;
   for (std::uint32_t stage = 0; stage < stages; ++stage) x = slowly(block(model, stage, x));
@@ -59,9 +59,9 @@ void scaled_backward(HookedModel& model, const at::Tensor& loss) {
 
 struct Outcome {
   std::string digest;
-  std::uint64_t updated = 0;  // units, before the norm was known, for good
-  int interrupted = 0;        // steps that had begun their update when `between` came
-  int kept = 0;               // and still had when it was done
+  std::uint64_t updated = 0;  // units, before the norm was known
+  int interrupted = 0;        // steps whose update had begun when `between` ran
+  int kept = 0;               // steps whose update still stood afterwards
 };
 
 using Between = std::function<void(HookedModel&)>;
@@ -95,8 +95,8 @@ void expect_taken_back(const Between& between, UsesCase run = {}) {
 
 void nothing(HookedModel&) {}
 
-/// Trains by these parts with and without updates under backward: with the same bits. Returns how
-/// many units were updated early. `prepare` may be null.
+/// Trains by these parts with and without updates under backward, and expects the same bits.
+/// Returns how many units were updated early. `prepare` may be null.
 std::uint64_t expect_same_bits(const std::function<void(HookedModel&)>& prepare,
                                const std::function<void(HookedModel&, int step)>& pass) {
   std::string digests[2];
@@ -231,8 +231,8 @@ TEST(HookedUpdate, IsTakenBackByABackwardThatFails) {
   });
 }
 
-/// A stage that reads another one's parameter only in backward's own second forward, as a reentrant
-/// checkpoint does, seemed to have had its last use.
+/// A stage that reads another stage's parameter only in the second forward of backward, as a
+/// reentrant checkpoint does: that stage seemed to have had its last use.
 TEST(HookedUpdate, IsTakenBackByAUseThatBackwardMakes) {
   const std::uint64_t early = expect_same_bits(nullptr, [](HookedModel& model, int) {
     at::Tensor x = block(model, 0, at::ones({3, width}));
@@ -245,11 +245,11 @@ TEST(HookedUpdate, IsTakenBackByAUseThatBackwardMakes) {
     for (std::uint32_t stage = 1; stage < stages; ++stage) x = slowly(block(model, stage, x));
     backward(x.sum());
   });
-  EXPECT_GT(early, 0u);  // of the other stages, once it is known of stage 1
+  EXPECT_GT(early, 0u);  // of the other stages, once stage 1's late use is known
 }
 
 TEST(HookedUpdate, LeavesWhatStaysGatheredToTheStep) {
-  // Biases are read between backward and step, as anybody may.
+  // Biases are read between backward and step, which is allowed.
   std::vector<float> seen;
   const auto read = [&](HookedModel& model) {
     for (std::uint32_t stage = 0; stage < stages; ++stage) {

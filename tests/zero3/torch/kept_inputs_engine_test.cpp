@@ -1,7 +1,7 @@
-// Proves what happens to inputs that are kept in tiers when a pass does not go as planned: batches
-// that a stage refuses in the middle of a group, evaluations in between, and batches larger than
-// planned change no bit and leave nothing behind; and a disk that is full, fails or stops answering
-// while they are written or read ends the run with one error that names the shard.
+// Proves how inputs that are kept in tiers survive irregular passes. Batches that a stage refuses
+// in the middle of a group, evaluations in between, and batches larger than planned change no bit
+// and leave nothing behind. A disk that is full, fails or stops answering while they are written or
+// read ends the run with one error that names the shard.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <fcntl.h>
@@ -135,7 +135,7 @@ TEST_F(KeptInputsEngine, APassThatEndsInItsMiddleChangesNoBit) {
       EXPECT_TRUE(of.evaluate(batches[0]).has_value());
     }
     EXPECT_TRUE(of.forward(batches[0]).has_value());
-    EXPECT_TRUE(of.evaluate(batches[1]).has_value());  // what was put away stays
+    EXPECT_TRUE(of.evaluate(batches[1]).has_value());  // kept inputs stay
     EXPECT_TRUE(of.backward().has_value());
     all_at_once(of, batches.subspan(1));
   };
@@ -148,7 +148,7 @@ TEST_F(KeptInputsEngine, BatchesLargerThanPlannedStayWhereTheyAreComputed) {
   Module& module = module_of(tight());
   EngineOptions options;
   options.input_elements = input_elements(module);
-  options.input_elements[1] = 2000;  // of 4096 that come
+  options.input_elements[1] = 2000;  // of the 4096 that arrive
   options.input_elements[2] = 0;
   const auto trained = engine(module, config_of(tight()), options);
   const KeptInputs& inputs = trained->placement().inputs;
@@ -173,7 +173,7 @@ TEST_F(KeptInputsEngine, SizesOfOtherStagesAreRefused) {
 }
 
 struct Fault {
-  const char* device;  // what transfers meet
+  const char* device;  // the file to which transfers go
   int flags;
   bool in_backward;
   ErrorCode code;
@@ -192,7 +192,7 @@ TEST_P(KeptInputsFaults, EndTheRunWithOneErrorThatNamesTheShard) {
   const Placement& placement = trained->placement();
   ASSERT_GT(placement.inputs.bytes_in(Tier::Nvme), 0u);
   ASSERT_EQ(placement.nvme_param_bytes + placement.nvme_optimizer_bytes,
-            placement.inputs.bytes_in(Tier::Nvme));  // what is read and written is theirs
+            placement.inputs.bytes_in(Tier::Nvme));  // so reads and writes are theirs
   const auto tokens = micro_batches(0);
   if (!fault.in_backward) files.diverted = descriptor;
   Error failed;
@@ -218,7 +218,7 @@ TEST_P(KeptInputsFaults, EndTheRunWithOneErrorThatNamesTheShard) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
 }
 
-// /dev/full takes no byte; reading this process's memory at an address without any is EIO.
+// /dev/full accepts no byte; reading unmapped memory of this process is EIO.
 INSTANTIATE_TEST_SUITE_P(
     Disks, KeptInputsFaults,
     testing::Values(Fault{"/dev/full", O_RDWR, false, ErrorCode::NoSpace, "writing shard "},
@@ -229,7 +229,7 @@ TEST_F(KeptInputsEngine, ADiskThatStopsAnsweringIsATimeoutThatNamesTheShard) {
   static test_support::DivertedFiles
       files;  // the engine is kept until the end, and its files with it
   int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);  // as long as the process: transfers wait on it
+  ASSERT_EQ(::pipe(ends), 0);  // open until the process ends: transfers wait on it
   Config config = inputs_alone();
   config.artesian.engine = EngineChoice::IoUring;
   EngineOptions options{.files = &files, .wait_seconds = 0.5};

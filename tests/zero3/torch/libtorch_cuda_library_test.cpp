@@ -1,8 +1,8 @@
-// Proves that LibTorch's real CUDA part, where this LibTorch has it, is what the doubles of
-// libtorch_cuda_test.cpp take it for: check_device() loads it from where LibTorch is, after plain
-// operators on the CPU, it then has registered its hooks, which LibTorch asks, and its allocator
-// throws when it is asked for statistics before it is initialized. Needs no GPU: that there is one
-// says tests/support/cuda_on_host. Exits with 77 where the wheel is for CPUs alone.
+// Proves that LibTorch's real CUDA part, if this LibTorch has it, behaves as the doubles of
+// libtorch_cuda_test.cpp assume. check_device() loads it from LibTorch's folder, after plain
+// operators on the CPU; then its hooks are registered, and its allocator throws when it is asked
+// for statistics before it is initialized. Needs no GPU: tests/support/cuda_on_host reports one.
+// Exits with 77 if the wheel is for CPUs alone.
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>

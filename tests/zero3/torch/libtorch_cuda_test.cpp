@@ -1,9 +1,9 @@
 // Proves what the engine asks of LibTorch's CUDA part, and when, without that part: doubles of its
-// hooks, guard and allocator stand in its place, below which is the runtime of
-// tests/support/cuda_on_host. As in the real one, the allocator has no statistics, and throws,
-// until LibTorch's CUDA is initialized, which neither hasCUDA() nor a tensor over given memory
-// does. Such an exception is an error of the call that met it, in an engine, too. Kernels that are
-// not deterministic are LibTorch's error, unless artesian.determinism prefers them.
+// hooks, guard and allocator replace it, on top of the runtime of tests/support/cuda_on_host. As in
+// the real one, the allocator has no statistics, and throws, until LibTorch's CUDA is initialized,
+// which neither hasCUDA() nor a tensor over given memory does. Such an exception becomes the error
+// of the call, in an engine, too. Kernels that are not deterministic are LibTorch's error, unless
+// artesian.determinism is "preferred".
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -26,7 +26,7 @@
 namespace artesian::zero3 {
 namespace {
 
-/// c10::cuda::CUDACachingAllocator, as far as it is asked here.
+/// c10::cuda::CUDACachingAllocator, as far as the engine uses it.
 class AllocatorDouble final : public c10::DeviceAllocator {
  public:
   bool is_initialized = false;
@@ -80,7 +80,7 @@ struct GuardDouble final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 };
 
-/// As it happens when libtorch_cuda.so is loaded.
+/// Registers the doubles, as loading libtorch_cuda.so does.
 void load_doubles() {
   at::CUDAHooksRegistry()->Register(
       "CUDAHooks", [](at::CUDAHooksArgs arguments) -> std::unique_ptr<at::CUDAHooksInterface> {
@@ -105,7 +105,7 @@ class LibTorchCuda : public testing::Test {
   std::string log_;
 };
 
-// First: LibTorch initializes a device once in a process.
+// This test is the first: LibTorch initializes a device once in a process.
 TEST_F(LibTorchCuda, IsInitializedBeforeItsStatisticsAreAsked) {
   const ComputeDevice too_soon{.torch = c10::Device(c10::kCUDA, 0), .owned = {}};
   for (const auto& bytes : {tensor_bytes_now(too_soon), tensor_bytes_peak(too_soon)}) {

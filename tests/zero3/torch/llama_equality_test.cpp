@@ -66,7 +66,7 @@ TEST_F(LlamaEquality, JointProductsGiveTheSameBitsWhereSomeOfTheirMatricesPersis
     nvme[ParamHome] = nvme[OptimizerHome] = 2;
     SCOPED_TRACE(describe(nvme));
     const Outcome reference = train(memory);
-    for (const std::uint64_t threshold : {0, 3'000}) {  // keys and values, which queries do not
+    for (const std::uint64_t threshold : {0, 3'000}) {  // keys and values persist, queries do not
       Config config = config_of(nvme);
       config.zero.param_persistence_threshold = threshold;
       expect_same(train(nvme, config), reference);

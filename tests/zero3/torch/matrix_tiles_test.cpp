@@ -1,4 +1,4 @@
-// Proves that products by tiles are those of the whole matrix, and that a tile fits a cache.
+// Proves that products by tiles equal those of the whole matrix, and that a tile fits a cache.
 #include "zero3/torch/matrix_tiles.h"
 
 #include <ATen/ATen.h>

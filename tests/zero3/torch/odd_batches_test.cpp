@@ -1,7 +1,7 @@
-// Proves that steps which are not like the last one change no bit: stages that a forward leaves
-// out, always or for some batches, whose parameters then get zeros as gradients; batches that a
-// stage refuses between two steps; and more or fewer passes than before. With updates under
-// forward, under backward, kept and taken back, on the CPU and on a separate device.
+// Proves that steps unlike the last one change no bit: stages that a forward leaves out, always or
+// for some batches, whose parameters then get gradients of zero; batches that a stage refuses
+// between two steps; more or fewer passes than before. With updates under forward and under
+// backward, kept and rolled back, on the CPU and on a separate device.
 #include <ATen/ATen.h>
 
 #include "tests/support/separate_device.h"
@@ -14,8 +14,8 @@ using test_support::SeparateDevice;
 
 constexpr double never_reached = 1e6;
 
-/// A module that leaves its first block out always, its second one where the batch's first token is
-/// even, and refuses a batch at a stage if it is told to.
+/// A module that always leaves its first block out, its second one if the batch's first token is
+/// even, and refuses a batch at a stage if told to.
 class OddModule final : public Module {
  public:
   explicit OddModule(std::unique_ptr<Module> module) : module_(std::move(module)) {}
@@ -49,12 +49,12 @@ class OddBatchesTest : public UpdateUnderBackward {
     config.gradient_clipping = clipping;
     const bool on_nvme = choice[ParamHome] == 2 && choice[OptimizerHome] == 2;
     if (choice[Budget] == 0 && on_nvme && choice[Schedule] != 4 && !separate_device) {
-      config.artesian.host_memory =  // else gradients would spill
+      config.artesian.host_memory =  // otherwise gradients would spill
           host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
     }
     return config;
   }
-  /// Steps of one micro-batch; before some of them a stage refuses a batch, if `refused`.
+  /// Steps of one micro-batch. If `refused`, a stage refuses a batch before some of them.
   std::string digest_of(const Choice& choice, const Config& config, EngineOptions options,
                         bool refused) {
     options.split_master = choice[Masters] == 0;
@@ -96,7 +96,7 @@ TEST_F(OddBatchesTest, StagesThatAForwardLeavesOutGetZerosAndChangeNoBit) {
     if (seed % 4 != 3) choice[OptimizerHome] = 2;
     SCOPED_TRACE(describe(choice));
     odd(choice).leaves_out = true;
-    const int clip = static_cast<int>(seed % 3);  // nothing; by a norm that none has, that all have
+    const int clip = static_cast<int>(seed % 3);  // never; in no step; in all steps
     const double clipping = std::array{0.0, never_reached, 1e-3}[seed % 3];
     separate_device = false;
     Outcome& expected = references[{choice[Dtype], choice[Accumulation], choice[Head], clip}];
@@ -123,7 +123,7 @@ TEST_F(OddBatchesTest, StagesThatAForwardLeavesOutGetZerosAndChangeNoBit) {
   EXPECT_GE(on_a_device, 5);
 }
 
-// On a GPU the look-up itself would end the process's work there.
+// On a GPU the look-up itself would end all work of the process.
 TEST_F(OddBatchesTest, ARowThatTheTableHasNotIsRefusedByName) {
   const Choice choice{0, 0, 2, 2, 0, 2, 2, 2, 2, 2, 0, 1, 0, 0};
   for (const bool separate : {false, true}) {
@@ -180,8 +180,8 @@ TEST_F(OddBatchesTest, ARefusedBatchBetweenTwoStepsChangesNoBit) {
     std::array<std::string, 2> digests;
     for (const bool refused : {false, true}) {
       SeparateDevice device(SeparateDevice::Order::Late, seed);
-      // It takes what was copied before a fence for read by what waits for that, though what is
-      // looked ahead to may be refreshed once more before it is.
+      // The device takes memory that was copied before a fence for read by whoever waits for that
+      // fence. But units fetched ahead may be refreshed again before they are read.
       device.expect_races = true;
       if (separate_device) options.backend = &device;
       digests[refused ? 1 : 0] = digest_of(choice, config, options, refused);
@@ -195,7 +195,7 @@ TEST_F(OddBatchesTest, ARefusedBatchBetweenTwoStepsChangesNoBit) {
 TEST_F(OddBatchesTest, AnEvaluationInAStepOfFewerPassesThanTheLastChangesNoBit) {
   Config config = clipped(run, never_reached);
   config.accumulation_steps = 3;
-  config.zero.max_reuse_distance = 0;  // given up at once, and so fetched anew for the next forward
+  config.zero.max_reuse_distance = 0;  // dropped at once, and so fetched anew for the next forward
   config.zero.prefetch_bucket_size = config.zero.max_live_parameters = everything;
   config.artesian.device_memory = config.artesian.activation_memory = everything;
   const auto digest_of = [&](bool evaluates) {
@@ -217,7 +217,7 @@ TEST_F(OddBatchesTest, AnEvaluationInAStepOfFewerPassesThanTheLastChangesNoBit) 
       EXPECT_TRUE(result.has_value()) << result.error().to_string();
       if (!evaluates) continue;
       const auto after = engine->evaluate(batch.batch());
-      EXPECT_LT(after->item<double>(), losses.back());  // of the weights before, and after the step
+      EXPECT_LT(after->item<double>(), losses.back());  // with the weights after the step
     }
     const std::string digest = engine->digest().value();
     EXPECT_TRUE(engine->close().has_value());

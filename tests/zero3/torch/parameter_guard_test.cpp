@@ -1,6 +1,5 @@
 // Proves that a released parameter cannot be touched: reading or writing its address ends the
-// process with a line that names it, also under AddressSanitizer, and another fault is still
-// somebody else's.
+// process with a line that names it, also under AddressSanitizer. Other faults are passed on.
 #include "zero3/torch/parameter_guard.h"
 
 #include <gtest/gtest.h>

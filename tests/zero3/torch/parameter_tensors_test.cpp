@@ -1,7 +1,7 @@
-// Proves what happens to tensors of a caller's model that become ours: they keep identity, shape
-// and hooks, compute with the memory that is bound, and raise an error with their name when they
-// are read while released, as do forgotten views of their old memory; and that what cannot be
-// adopted is refused by name, without a change.
+// Proves what happens to the tensors of a caller's model when the engine adopts them: they keep
+// identity, shape and hooks, compute with the memory that is bound, and throw an error with their
+// name when they are read while released, as do old views of their former memory. Tensors that
+// cannot be adopted are refused by name, without a change.
 #include "zero3/torch/parameter_tensors.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ ModelShape two_stages() {
                      {.name = "b", .parameters = {1}, .lookup = {}}}};
 }
 
-/// The words of what reading throws.
+/// Returns the message of what reading throws.
 std::string thrown_by(const std::function<void()>& read) {
   try {
     read();
@@ -40,7 +40,7 @@ TEST(ParameterTensors, AreTheCallersWithMemoryOfOurs) {
 }
 
 TEST(ParameterTensors, ThatAreReleasedThrowWithTheirName) {
-  ASSERT_TRUE(released_tensors_throw());  // with the LibTorch that we are tested with
+  ASSERT_TRUE(released_tensors_throw());  // with the LibTorch of this test
   const at::Tensor view_holder = at::ones({4, 8});
   HookedModel model(two_stages());
   const at::Tensor view = model.parameters[0].detach();
@@ -53,7 +53,7 @@ TEST(ParameterTensors, ThatAreReleasedThrowWithTheirName) {
     EXPECT_NE(thrown_by(read).find("parameter \"a.weight\" is released"), std::string::npos)
         << thrown_by(read);
   }
-  EXPECT_EQ(model.parameters[0].numel(), 32);  // which reads nothing
+  EXPECT_EQ(model.parameters[0].numel(), 32);  // which reads no element
   EXPECT_EQ(at::zeros_like(model.parameters[0]).sum().item<float>(), 0.0f);
 }
 
@@ -90,7 +90,7 @@ TEST(ParameterTensors, WhatCannotBeAdoptedIsRefusedByName) {
   const auto refused = [&](const Tensors& tensors, std::vector<NamedTensor> others = {}) {
     return error_of(check_adoptable(specs, tensors, others));
   };
-  EXPECT_EQ(refused({first, flat.narrow(0, 32, 8).detach()}), "");  // side by side
+  EXPECT_EQ(refused({first, flat.narrow(0, 32, 8).detach()}), "");  // adjacent, without overlap
   EXPECT_EQ(refused({first, flat.narrow(0, 24, 8).detach()}),
             "parameter \"a.weight\": shares its memory with \"b.weight\", which is another tensor "
             "and would keep the old values; tie them by using one Parameter, or copy one");

@@ -1,7 +1,6 @@
-// Proves that a run goes by the disk below each of its folders: with parameters and optimizer state
-// on made-up disks of very different speeds, what a step needs of the disks is what the slow one
-// needs for its own bytes, and no other's. And that casts are computing: where nothing is on a
-// disk, nothing is waited for.
+// Proves that a run measures the disk below each of its folders: with parameters and optimizer
+// state on simulated disks of very different speeds, a step's time on the disks is that of the slow
+// one's own bytes. Casts count as computing: if nothing is on a disk, nothing is waited for.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -14,7 +13,8 @@ class PredictionOfEngine : public Equality {
  protected:
   PredictionOfEngine() : Equality(tiny) { at::set_num_threads(1); }
 
-  /// The third of three steps, with the update before it, whose bytes are the same as its own.
+  /// Returns the third of three steps. The update of the step before moves as many bytes as its
+  /// own.
   StepResult third_step(const Choice& run, const EngineOptions& options) {
     auto engine = Engine::create(module_of(run), config_of(run), options).value();
     RandomWeights weights(module_of(run).parameters(), 1);
@@ -37,7 +37,7 @@ class PredictionOfEngine : public Equality {
   }
 };
 
-// All on NVMe, in a folder each.
+// All on NVMe, with a folder for each section.
 TEST_F(PredictionOfEngine, GoesByTheDiskOfEachFolder) {
   constexpr double fast = 1e18;  // bytes per second
   for (const std::size_t slow : {0u, 1u}) {
@@ -58,7 +58,7 @@ TEST_F(PredictionOfEngine, GoesByTheDiskOfEachFolder) {
   }
 }
 
-// In host memory, bf16 computed in fp32, and no room to keep what was gathered.
+// In host memory, bf16 computed in fp32, without room to keep gathered parameters.
 TEST_F(PredictionOfEngine, CastsAreComputedAndNotWaitedFor) {
   Choice run{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1};
   run[Dtype] = 1;

@@ -1,6 +1,6 @@
 // Proves that N ranks train with the bits of one: losses, norms, skipped steps, loss scales and the
-// state in the end are those of one rank that runs all their micro-batches, for every number of
-// ranks, dtype and placement tried, tied and untied, whatever order ranks come to operations in.
+// final state are those of one rank that runs all their micro-batches, for every number of ranks,
+// dtype and placement tried, tied and untied, whatever the order in which ranks reach operations.
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
 #include <ATen/TensorOperators.h>
@@ -21,7 +21,7 @@ namespace {
 using test_support::LocalRanks;
 using test_support::SeparateDevice;
 
-/// A module that is told to refuse a batch, to make its loss infinite, or to leave a block out.
+/// A module that refuses a batch, makes its loss infinite, or leaves a block out if told to.
 class OddModule final : public Module {
  public:
   explicit OddModule(std::unique_ptr<Module> module) : module_(std::move(module)) {}
@@ -57,7 +57,7 @@ struct Case {
   OptimizerType type = OptimizerType::Adam;
   DType moments = DType::Float32;
   std::uint64_t delays = 0;
-  bool tight = false;      // the least device memory, so that slots come and go
+  bool tight = false;      // the least device memory, so that slots are evicted
   bool on_demand = false;  // nothing is fetched ahead or kept
   std::optional<SeparateDevice::Order> device{};  // each rank has a device of its own
 };
@@ -68,7 +68,7 @@ class Ranks : public Equality {
       : Equality(Scale{
             .vocab = 211, .hidden = 36, .samples = 1, .length = 9, .steps = 8, .some = 6'000}) {}
 
-  /// The run of one rank, or of one of several with its part of the micro-batches.
+  /// The run of one rank, or of one of several ranks with its part of the micro-batches.
   Choice choice_of(const Case& each) const {
     Choice run{};
     run[ParamHome] = each.params;
@@ -102,7 +102,7 @@ class Ranks : public Equality {
     return batches;
   }
 
-  /// What each rank needs at least.
+  /// The least device memory of each rank.
   std::uint64_t least_device(const Case& each, const Config& config) const {
     const Module& module = *modules_[static_cast<std::size_t>(each.head)];
     std::uint64_t low = 0;
@@ -123,7 +123,7 @@ class Ranks : public Equality {
     return high;
   }
 
-  /// An engine for the rank of `group`, or for one rank that has all micro-batches.
+  /// An engine for the rank of `group`, or for one rank that runs all micro-batches.
   struct Run {
     std::unique_ptr<SeparateDevice> device;  // these two outlive the engine
     std::unique_ptr<OddModule> module;
@@ -206,7 +206,8 @@ class Ranks : public Equality {
         one.steps.begin(), one.steps.end(), [](const StepResult& step) { return step.overflow; }));
   }
 
-  /// What two ranks get that do different things: `act` does a rank's, and ends the run of both.
+  /// Returns the errors of two ranks that do different things: `act` runs a rank's part, and ends
+  /// the run of both.
   std::vector<std::string> errors_of_two(
       const Case& each, std::uint64_t all,
       const std::function<void(Engine&, std::uint32_t rank, const std::vector<TokenBatch>&,
@@ -223,8 +224,8 @@ class Ranks : public Equality {
     return errors;
   }
 
-  /// Trains, and expects to move what is planned of the engine's own placement. Returns the bytes
-  /// of parameters that are to go between ranks.
+  /// Trains, and expects the bytes planned for the engine's own placement. Returns the bytes of
+  /// parameters that cross between ranks.
   std::uint64_t expect_as_planned(const Case& each, test_support::LocalGroup& group,
                                   std::uint64_t all) {
     constexpr std::uint64_t first_steady = 4;
@@ -240,7 +241,7 @@ class Ranks : public Equality {
                                  .lookup_width = scale.hidden});
     EXPECT_TRUE(plan.has_value()) << plan.error().to_string();
     if (!plan.has_value()) return 0;
-    std::uint64_t of_gradients = 0;  // rows apart
+    std::uint64_t of_gradients = 0;  // without rows
     for (const StepEvent& event : plan->events) {
       const bool rows = event.kind == StepEvent::Kind::Rows;
       if (!rows) of_gradients += event.moved.grad.bus;
@@ -269,7 +270,7 @@ class Ranks : public Equality {
   }
 };
 
-/// Homes and dtypes in turn; the rest by chance.
+/// Homes and dtypes in turn; the rest at random.
 TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
   std::uint64_t draw = 0;
   std::size_t skipped = 0;
@@ -300,12 +301,12 @@ TEST_F(Ranks, AnyNumberHasTheBitsOfOne) {
       }
     }
   }
-  EXPECT_GT(skipped, 5u);  // by the loss scale of fp16
+  EXPECT_GT(skipped, 5u);  // by fp16's loss scale
 }
 
-/// What goes between ranks, and what each moves by itself, is what is planned of the engine's own
-/// placement: to the byte, but for rows that are looked up and the few bytes of each message that
-/// ranks agree by.
+/// The bytes between ranks, and those that each rank moves by itself, are those planned for the
+/// engine's own placement: to the byte, except rows that are looked up and the few bytes of each
+/// message by which ranks agree.
 TEST_F(Ranks, BytesAreThosePlanned) {
   std::uint64_t draw = 0;
   std::uint64_t gathered = 0;
@@ -345,7 +346,7 @@ TEST_F(Ranks, BytesAreThosePlanned) {
   EXPECT_GT(beside, 0u);
 }
 
-/// Each rank has a device with memory of its own, which computes late, early or at random; one rank
+/// Each rank has a device with memory of its own, which computes late, early or at random. One rank
 /// computes on the CPU.
 TEST_F(Ranks, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
   std::uint64_t draw = 0;
@@ -377,10 +378,10 @@ TEST_F(Ranks, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
       }
     }
   }
-  EXPECT_GT(skipped, 5u);  // by the loss scale of fp16
+  EXPECT_GT(skipped, 5u);  // by fp16's loss scale
 }
 
-/// Those that keep one moment, two or none, and moments in two bytes.
+/// Optimizers with one moment, two or none, and moments in two bytes.
 TEST_F(Ranks, EveryOptimizerHasTheBitsOfOne) {
   for (const OptimizerType type :
        {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion,
@@ -390,7 +391,7 @@ TEST_F(Ranks, EveryOptimizerHasTheBitsOfOne) {
   expect_bits_of_one({.ranks = 2, .optimizer = 1, .dtype = 1, .moments = DType::BFloat16});
 }
 
-/// One rank's loss is infinite: no rank takes that step.
+/// One rank's loss is infinite: all ranks skip that step.
 TEST_F(Ranks, ALossThatIsNotFiniteOnOneIsSkippedByAll) {
   for (std::uint32_t bad = 0; bad < 3; ++bad) {
     const auto before = [&](OddModule& module, Engine&, std::uint64_t step, std::uint64_t rank) {
@@ -414,15 +415,15 @@ TEST_F(Ranks, ALossThatIsNotFiniteOnOneIsSkippedByAll) {
   }
 }
 
-/// A block that every rank's micro-batches leave out in one step, and rank 1's alone in others, has
-/// the gradients of those that use it.
+/// A block that all micro-batches leave out in one step, and rank 1's alone in others, gets the
+/// gradients of the micro-batches that use it.
 TEST_F(Ranks, WhatOneLeavesOutTheOthersGive) {
   const Case each{.ranks = 3, .optimizer = 1};
   const auto leaves_out = [](std::uint64_t step, std::uint64_t rank) {
     return step % 4 == 1 || (step % 2 == 0 && rank == 1);
   };
   const std::uint64_t all = 3;
-  // One rank runs the micro-batches one by one, each as the rank would whose it is.
+  // One rank runs the micro-batches one by one, each as its own rank would.
   Outcome one;
   {
     auto made = make(each, nullptr, all);
@@ -451,7 +452,7 @@ TEST_F(Ranks, WhatOneLeavesOutTheOthersGive) {
   for (const Outcome& outcome : outcomes) expect_same(outcome, one);
 }
 
-/// All ranks give that forward up, and go on as if it had not been.
+/// All ranks give that forward up, and continue as if it had not begun.
 TEST_F(Ranks, ABatchThatOneRefusesIsRefusedByAll) {
   for (const int params : {1, 2}) {
     const Case each{.ranks = 2, .optimizer = 2, .params = params, .dtype = 1};
@@ -472,7 +473,7 @@ TEST_F(Ranks, ABatchThatOneRefusesIsRefusedByAll) {
   }
 }
 
-/// Before a byte of memory is taken, and on all of them.
+/// Before any memory is allocated, and on all of them.
 TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
   const auto errors_of = [&](const std::function<void(Config&, std::uint32_t rank)>& change) {
     LocalRanks ranks(3);
@@ -498,10 +499,10 @@ TEST_F(Ranks, WhatRanksHaveOtherwiseIsNamed) {
             "gradient_clipping: rank 0 has 1, rank 1 has 2; give all ranks the same");
 }
 
-/// A machine with less memory than the others': all plan with what it has.
+/// One machine has less memory than the others: all ranks plan with its memory.
 TEST_F(Ranks, TheLeastMemoryOfAllIsWhatAllPlanWith) {
   const Case each{.ranks = 2};
-  std::array<std::uint64_t, 3> pools{};  // of the device tier; of the last, all have enough
+  std::array<std::uint64_t, 3> pools{};  // of the device tier; with the last, all have enough
   for (const std::uint32_t poorest : {0u, 1u, 2u}) {
     LocalRanks ranks(2);
     std::array<std::uint64_t, 2> found{};
@@ -520,7 +521,7 @@ TEST_F(Ranks, TheLeastMemoryOfAllIsWhatAllPlanWith) {
   EXPECT_LT(pools[0], pools[2]);
 }
 
-/// Its gradients would be added in another order than one rank's.
+/// Its gradients would be added in another order than on one rank.
 TEST_F(Ranks, AParameterOfTwoGraphsIsRefused) {
   class Shared final : public Module {
    public:
@@ -547,7 +548,7 @@ TEST_F(Ranks, AParameterOfTwoGraphsIsRefused) {
   });
 }
 
-/// One rank steps where the others are still in the middle of their micro-batches.
+/// One rank calls step() while the others are still in the middle of their micro-batches.
 TEST_F(Ranks, RanksThatDoDifferentThingsAllFail) {
   const auto act = [](Engine& engine, std::uint32_t rank, const std::vector<TokenBatch>& batches,
                       std::string& error) {
@@ -592,7 +593,7 @@ TEST_F(Ranks, APassThatOneRunsAloneFailsOnAll) {
             "rank 0 at parameters of an evaluation of step 1 behind 0 micro-batches");
 }
 
-/// Before a share of one could be taken for one of the other.
+/// Before a share of one unit could be taken for one of the other.
 TEST_F(Ranks, UnitsInAnotherOrderFailOnAll) {
   LocalRanks ranks(3);
   std::vector<std::string> errors(3);
@@ -611,7 +612,7 @@ TEST_F(Ranks, UnitsInAnotherOrderFailOnAll) {
   EXPECT_EQ(errors[2], "ranks enter different units: rank 2 is at h.2, rank 0 at h.1");
 }
 
-/// Evaluations between steps, and between the micro-batches of one, also one that a rank refuses.
+/// Evaluations between steps, and between the micro-batches of one, one of them refused by a rank.
 TEST_F(Ranks, EvaluationsLeaveTheBitsAlone) {
   std::array<double, 2> losses{};
   const auto before = [&](OddModule& module, Engine& engine, std::uint64_t step,
@@ -629,7 +630,7 @@ TEST_F(Ranks, EvaluationsLeaveTheBitsAlone) {
   }
 }
 
-/// A rank that ends in the middle of a step: the other's run ends with an error that names it.
+/// A rank ends in the middle of a step: the other rank's run ends with an error that names it.
 TEST_F(Ranks, ARankThatIsGoneEndsTheOthers) {
   for (const std::uint64_t gone_at : {0, 3}) {
     LocalRanks ranks(2);
@@ -665,7 +666,8 @@ class RanksWithCheckpoints : public Ranks {
   }
   ~RanksWithCheckpoints() override { std::filesystem::remove_all(folder_); }
 
-  /// Steps [first, last) as the rank of `group`, from the checkpoint before them, saved after them.
+  /// Runs steps [first, last) as the rank of `group`, from the checkpoint before them, and saves
+  /// after them.
   void go_on(const Case& each, comm::Group* group, std::uint64_t first, std::uint64_t last,
              std::string& digest) {
     auto made = make(each, group, all);
@@ -696,7 +698,7 @@ class RanksWithCheckpoints : public Ranks {
   std::string folder_;
 };
 
-/// Each number of ranks goes on from what another has saved.
+/// Each number of ranks continues from the checkpoint of another.
 TEST_F(RanksWithCheckpoints, AnyNumberGoesOnWithTheBitsOfOne) {
   for (const int dtype : {1, 2}) {
     const auto case_of = [&](std::uint32_t ranks) {
@@ -729,8 +731,8 @@ TEST_F(RanksWithCheckpoints, AnyNumberGoesOnWithTheBitsOfOne) {
   }
 }
 
-/// One rank finds the name of its checksums taken: that save fails on all, and the training goes
-/// on.
+/// On one rank the name of its checksums is taken: that save fails on all ranks, and the training
+/// continues.
 TEST_F(RanksWithCheckpoints, ASaveThatOneCannotWriteFailsOnAll) {
   const Case each{.ranks = 2, .optimizer = 1};
   LocalRanks ranks(2);

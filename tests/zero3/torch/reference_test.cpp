@@ -1,9 +1,9 @@
 // Proves the engine's arithmetic against LibTorch alone, not against another run of the engine:
-// whole-model autograd and torch::optim::AdamW over the same weights and batches. Several
-// micro-batches a step, a norm that clips in some steps and not in others, a schedule that warms
-// up, an epsilon that feels the size of gradients, a tied head and one of its own; in fp32, bf16
-// and fp16, where steps overflow in the beginning and again later. Losses, norms, rates and weights
-// are compared after every step.
+// whole-model autograd and torch::optim::AdamW over the same weights and batches. With several
+// micro-batches a step, a norm that clips in some steps and not in others, a schedule with a
+// warm-up, an epsilon that matters at the size of the gradients, a tied head and one of its own; in
+// fp32, bf16 and fp16, where steps overflow at the beginning and again later. Losses, norms, rates
+// and weights are compared after every step.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
@@ -22,13 +22,14 @@ constexpr double clipping = 1.9;
 constexpr double lr_last = 4e-3;
 constexpr std::uint64_t warmup = 6;
 
-/// The figures that a step of plain LibTorch gives.
+/// The figures of a step of plain LibTorch.
 struct Told {
   double loss = 0.0;
   double norm = 0.0;
 };
 
-/// fp32 weights under torch's AdamW; a model of them rounded to the dtype, computed in fp32.
+/// fp32 weights under torch's AdamW, and a model of these weights rounded to the dtype, computed in
+/// fp32.
 class PlainTraining {
  public:
   PlainTraining(Module& module, const Config& config) : module_(module), config_(config) {
@@ -69,7 +70,7 @@ class PlainTraining {
     return told;
   }
 
-  /// With the gradients of accumulate().
+  /// Updates with the gradients of accumulate().
   void update(double norm, double lr) {
     if (norm > clipping) {
       for (at::Tensor& master : masters_) master.mutable_grad().mul_(clipping / (norm + 1e-6));
@@ -135,7 +136,7 @@ class Reference : public Equality, public testing::WithParamInterface<Case> {
                         .warmup_linear = true};
     return config;
   }
-  /// The same few batches over and over, so that gradients grow small as it learns.
+  /// The same few batches again and again, so that gradients become small as the model learns.
   std::vector<TokenBatch> batches_of(std::size_t step) const {
     std::vector<TokenBatch> batches;
     for (std::uint64_t micro = 0; micro < micro_batches; ++micro) {
@@ -172,7 +173,7 @@ class Reference : public Equality, public testing::WithParamInterface<Case> {
   }
 };
 
-/// DeepSpeed's: the first step has the warm-up's least rate, and skipped ones do not count.
+/// DeepSpeed's: the first step has the warm-up's least rate, and skipped steps do not count.
 double rate_after(std::uint64_t updates) {
   if (updates == 0) return 0.0;
   return lr_last * std::min(1.0, static_cast<double>(updates - 1) / warmup);
@@ -187,7 +188,8 @@ TEST_P(Reference, TrainsAsAdamWOfLibTorch) {
   RandomWeights weights(module.parameters(), 1);
   ASSERT_TRUE(engine->initialize(weights).has_value());
   PlainTraining plain(module, config);
-  // What rounding leaves: of gradients and their sums to the dtype, and of those that are almost 0.
+  // The effect of rounding: of gradients and their sums to the dtype, and of gradients that are
+  // almost 0.
   const double tolerance = GetParam().dtype == DType::Float32    ? 5e-4
                            : GetParam().dtype == DType::BFloat16 ? 2e-2
                                                                  : 4e-3;

@@ -1,8 +1,8 @@
-// Proves the paths of a device with memory of its own, without a GPU: training on a SeparateDevice
+// Proves the paths of a device with memory of its own, without a GPU. Training on a SeparateDevice
 // (tests/support/separate_device.h), which runs copies and kernels late, early or in any order that
 // fences allow, gives the bits of training on the CPU, at every home of parameters and optimizer
-// state, every dtype, and budgets down to the least that works. What lacks a fence, or lets the
-// host touch device memory, fails there for certain.
+// state, every dtype, and budgets down to the least that works. A missing fence, or access of the
+// host to device memory, always fails there.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -23,7 +23,7 @@ class OnSeparateDevice : public Equality {
  protected:
   explicit OnSeparateDevice(const Scale& given = tiny) : Equality(given) { at::set_num_threads(1); }
 
-  /// The same run on both devices; the one on the CPU is computed once per model and arithmetic.
+  /// The same run on both devices. The run on the CPU is made once for each model and arithmetic.
   void expect_equal(const Choice& run, Order order, std::uint64_t seed) {
     SCOPED_TRACE(describe(run) + ", order " + std::to_string(static_cast<int>(order)) + ", seed " +
                  std::to_string(seed));
@@ -50,19 +50,19 @@ class OnSeparateDevice : public Equality {
     return references_[group];
   }
 
-  /// Gradients of every parameter come to the host, unless its state is on the device.
+  /// Gradients of every parameter are copied to the host, unless its state is on the device.
   void check_bytes(const Choice& run, const Outcome& outcome) const {
     std::uint64_t numel = 0;
     for (const auto& parameter : module_of(run).parameters()) numel += parameter.numel();
     const bool all_on_device = run[ParamHome] == 0 && run[OptimizerHome] == 0;
     const std::uint64_t size = run[Dtype] == 0 ? 4 : 2;
-    // The sum alone comes of micro-batches that run layer by layer.
+    // Of micro-batches that run layer by layer only the sum is copied.
     const std::uint64_t micro_batches =
         run[Schedule] < 2 ? std::uint64_t{1} << run[Accumulation] : 1;
     if (outcome.updated_by_device == 0 && run[Persistence] == 0 &&
-        run[Head] == 0) {  // tied: nothing looked up only
+        run[Head] == 0) {  // tied: no table that is only looked up
       EXPECT_GE(outcome.steps[3].bytes_d2h, numel / 2 * size * micro_batches);
-      std::uint64_t bytes_h2d = 0;  // of all steps: a skipped one may bring nothing
+      std::uint64_t bytes_h2d = 0;  // of all steps: a skipped one may copy nothing
       for (const StepResult& step : outcome.steps) bytes_h2d += step.bytes_h2d;
       EXPECT_GT(bytes_h2d, 0u);
     }
@@ -151,7 +151,7 @@ TEST_F(OnSeparateDevice, SixteenBitComputeIsAliasedOnTheDeviceAndHasTheBitsOfThe
   }
 }
 
-// Budgets from no spare memory to enough of it for all units, with steps that overflow.
+// Budgets from no spare memory to enough for all units, with steps that overflow.
 TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCpu) {
   std::set<std::ptrdiff_t> counts;
   std::uint64_t seed = 0;
@@ -178,7 +178,7 @@ TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCp
         EXPECT_EQ(device.races, 0u);
         counts.insert(outcome.updated_by_device);
         const auto units = static_cast<std::uint64_t>(outcome.updated_by_device);
-        EXPECT_LE(device.update_calls, units * scale.steps);  // however many sub-groups they have
+        EXPECT_LE(device.update_calls, units * scale.steps);  // for any number of sub-groups
         EXPECT_EQ(device.update_calls == 0, units == 0);
       }
     }
@@ -187,7 +187,7 @@ TEST_F(OnSeparateDevice, UnitsOfWhichItHoldsAllAreUpdatedThereWithTheBitsOfTheCp
   EXPECT_TRUE(counts.contains(0));
 }
 
-/// A micro-batch looks up about 240 rows of 512 bytes, which are added by way of 64 KiB.
+/// A micro-batch looks up about 240 rows of 512 bytes, which are added through 64 KiB.
 class WithManyRows : public OnSeparateDevice {
  protected:
   WithManyRows() : OnSeparateDevice({.vocab = 2000, .samples = 8, .length = 32, .steps = 4}) {}
@@ -204,8 +204,8 @@ TEST_F(WithManyRows, OnItGradientsAreAddedByUnitAndRowsComeTogether) {
     const Outcome outcome = train(run, config, {.backend = &device});
     expect_same(outcome, on_cpu(run));
     EXPECT_EQ(outcome.updated_by_device, 6);
-    // Of five units in each micro-batch, as they are made; of two tables in each step, whose rows
-    // of both micro-batches fill the range at most eight times.
+    // Of five units in each micro-batch, as they are computed; of two tables in each step, whose
+    // rows of both micro-batches fill the buffer at most eight times.
     EXPECT_EQ(device.gradient_calls[DType::BFloat16], scale.steps * 2 * 5);
     EXPECT_LE(device.gradient_calls[DType::Float32], scale.steps * (8 + 1));
     EXPECT_LE(device.small_copies, scale.steps * 2);
@@ -215,7 +215,7 @@ TEST_F(WithManyRows, OnItGradientsAreAddedByUnitAndRowsComeTogether) {
 
 TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
   for (const int dtype : {0, 1, 2, 3, 4}) {
-    Choice run{1, 1, 2, 2, 2, 2, 2, 0, 2, 2, 1, dtype, 2, 1};  // four of them
+    Choice run{1, 1, 2, 2, 2, 2, 2, 0, 2, 2, 1, dtype, 2, 1};  // four micro-batches
     std::array<std::uint64_t, 2> bytes{};
     for (const int together : {0, 1}) {
       run[Schedule] = 1 + together;
@@ -240,7 +240,7 @@ TEST_F(OnSeparateDevice, MicroBatchesThatRunLayerByLayerSendTheHostOneSum) {
   }
 }
 
-/// Adds two parameters to what it gets, in each of its stages: autograd returns one tensor as the
+/// Adds two parameters to its input, in each of its stages: autograd returns one tensor as the
 /// gradient of both and of the input.
 class OneGradient final : public Module {
  public:
@@ -308,8 +308,8 @@ TEST_F(OnSeparateDevice, AGradientThatSeveralShareIsNotAddedToInPlace) {
   expect_same({.steps = steps[1], .digest = digests[1]}, {.steps = steps[0], .digest = digests[0]});
 }
 
-// All that is copied passes through buffers: parameters and kept inputs from NVMe, and gradients;
-// updated parameters, of units that are on the device and of those whose home that is.
+// All copies pass through buffers: parameters and kept inputs from NVMe, and gradients; updated
+// parameters, of units that are on the device and of those whose home that is.
 constexpr std::array<Choice, 2> through_buffers{
     {{2, 2, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 4, 1, 0, 0},
      {0, 2, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0}}};
@@ -338,7 +338,7 @@ TEST_F(OnSeparateDevice, BuffersOfCopiesComeFirstWhereNotAllCanBePageLockedAndTh
     SCOPED_TRACE(describe(run));
     SeparateDevice unlimited;
     const std::uint64_t buffers = train_some(run, /*pin_memory=*/false, unlimited).bytes;
-    EXPECT_FALSE(says("page-locked")) << said;  // it is what the user wants
+    EXPECT_FALSE(says("page-locked")) << said;  // as the user asked
     for (const std::uint64_t most : {buffers, std::uint64_t{0}}) {
       for (const bool pin_memory : {true, false}) {
         said.clear();
@@ -370,7 +370,7 @@ TEST_F(OnSeparateDevice, AnArenaThatDoesNotFitIsRefusedByName) {
   EXPECT_NE(engine.error().message.find("artesian.device_memory"), std::string::npos);
 }
 
-/// Trains until the device fails, if it does; the first error.
+/// Trains until the device fails, if it does; returns the first error.
 Error train_until_failure(Engine& engine, const Config& config, const Scale& scale) {
   TokenBatch batch(scale.samples, scale.length);
   for (std::size_t step = 0; step < scale.steps; ++step) {

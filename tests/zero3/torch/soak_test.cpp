@@ -1,8 +1,8 @@
 // Proves that a run does not grow: between an early step and the last one, resident memory,
 // mappings, file descriptors, threads, tier bytes and swap file bytes stay the same. 1,000 steps
 // with ARTESIAN_SOAK=1, compared with step 100; else 120 steps, compared with step 40. Resident
-// memory may grow by 1 MiB, the allocator's own unrest: a leak of 2 KiB a step would show;
-// everything else must be equal.
+// memory may grow by 1 MiB, for the allocator's own variation: a leak of 2 KiB a step would show.
+// Everything else must be equal.
 #include <ATen/Parallel.h>
 
 #include <cstdio>
@@ -59,7 +59,7 @@ TEST_P(Soak, StaysAsItWas) {
   const bool all = std::getenv("ARTESIAN_SOAK") != nullptr;
   const std::uint64_t steps = all ? 1000 : 120;
   const std::uint64_t early = all ? 100 : 40;
-  // Everything on NVMe, a middling budget, look-ahead, two micro-batches.
+  // Everything on NVMe, a medium budget, look-ahead, two micro-batches.
   const Choice run{2, 2, 1, 1, 1, 1, 1, 0, 1, 1, 0, GetParam(), 1, 0};
   const Config config = config_of(run);
   auto engine = Engine::create(module_of(run), config, {});
@@ -84,7 +84,7 @@ TEST_P(Soak, StaysAsItWas) {
     if (step != steps) continue;
     const Footprint after = footprint(*result);
     EXPECT_LE(after.rss_kib, before.rss_kib + growth_kib_max);
-    // An arena may come with a thread; what leaks one mapping in each step shows.
+    // A thread may add an arena. A leak of one mapping in each step exceeds this.
     EXPECT_LE(after.maps, before.maps + (steps - early) / 2);
     EXPECT_LE(Baseline::settled(before.process), before.process);
     EXPECT_EQ(after.device, before.device);

@@ -1,7 +1,7 @@
-// Proves the promises of the update under backward that may be taken back (under_backward.h, Note
-// [Speculation]): the same bits as an update that waited, whether it is kept, taken back because of
-// a clip factor, an overflow or a caller, or only tried after some steps; a disk without room for
-// shadows costs time alone; and faults in it end the run.
+// Proves the promises of the update under backward that may be rolled back (under_backward.h, Note
+// [Speculation]): it has the bits of an update that waited, whether it is kept, rolled back because
+// of a clip factor, an overflow or a caller, or only tried after some steps. A disk without room
+// for shadows costs time alone. Faults in it end the run.
 #include <ATen/ATen.h>
 #include <fcntl.h>
 
@@ -24,7 +24,7 @@ class SpeculativeUpdateTest : public UpdateUnderBackward {
     config.gradient_clipping = clipping;
     const bool on_nvme = choice[ParamHome] == 2 && choice[OptimizerHome] == 2;
     if (choice[Budget] == 0 && on_nvme && choice[Schedule] != 4 && !separate_device) {
-      config.artesian.host_memory =  // else gradients would spill
+      config.artesian.host_memory =  // otherwise gradients would spill
           host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
     }
     return config;
@@ -36,7 +36,7 @@ class SpeculativeUpdateTest : public UpdateUnderBackward {
     config.artesian.speculative_update = false;
     return train(simple, config);
   }
-  /// So many steps of which `between` sees the engine between backward and step().
+  /// Runs so many steps, in which `between` sees the engine between backward and step().
   template <typename Between>
   std::string digest_after(const Config& config, int steps, const Between& between) {
     auto engine = create(config);
@@ -76,7 +76,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
     const std::array<int, 3> model{choice[Dtype], choice[Accumulation], choice[Head]};
     separate_device = false;
     if (!medians.contains(model)) medians[model] = median_norm(reference(choice, 0.0).steps);
-    const int clip = static_cast<int>(seed % 3);  // by a norm that some steps have; never; always
+    const int clip = static_cast<int>(seed % 3);  // in some steps; never; always
     const double clipping = std::array{medians[model], never_reached, 1e-3}[seed % 3];
     Outcome& expected = references[{model[0], model[1], model[2], clip}];
     if (expected.steps.empty()) expected = reference(choice, clipping);
@@ -85,7 +85,7 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
     device.micro_batches_at_once = micro_batches_at_once(choice);
     const Config config = clipped(choice, clipping);
     EngineOptions options;
-    options.spare_device = seed % 8 == 0;  // what has a home there is not taken back
+    options.spare_device = seed % 8 == 0;  // units with a home there are not rolled back
     options.share_under_backward = std::array{1.0, 0.5}[seed % 2];
     if (choice[SwapFolders] == 2) options.path_disks = unlike_disks(config);
     if (separate_device) options.backend = &device;
@@ -101,8 +101,8 @@ TEST_F(SpeculativeUpdateTest, KeptOrTakenBackGivesTheSameBits) {
   EXPECT_GE(overflows, 10);
 }
 
-// Muon's matrices too, which are made orthogonal from a gradient that is clipped afterwards. LAMB
-// waits for its norms, so it makes nothing there.
+// Also Muon's matrices, which are orthogonalised from a gradient that is clipped afterwards. LAMB
+// waits for its norms, so it updates nothing there.
 TEST_F(SpeculativeUpdateTest, IsTakenBackOfEveryOptimizer) {
   for (const OptimizerType type :
        {OptimizerType::Sgd, OptimizerType::Adagrad, OptimizerType::RmsProp, OptimizerType::Lion,
@@ -135,7 +135,7 @@ TEST_F(SpeculativeUpdateTest, IsTakenBackOfEveryOptimizer) {
         for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
           matrices += engine->units_under_backward()[unit] && units[unit].rows != 0;
         }
-        EXPECT_GE(matrices, 4u);  // of eight; host memory may have the state of some
+        EXPECT_GE(matrices, 4u);  // of eight; host memory may hold the state of some
         EXPECT_TRUE(engine->close().has_value());
       }
       const Outcome outcome = train(choice, config, options);
@@ -147,7 +147,7 @@ TEST_F(SpeculativeUpdateTest, IsTakenBackOfEveryOptimizer) {
   }
 }
 
-// Host memory is left for what it was.
+// Host memory has room for the old state.
 TEST_F(SpeculativeUpdateTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
   std::ptrdiff_t units = 0, backs = 0, overflows = 0;
   std::array<int, 2> limited{};
@@ -192,7 +192,7 @@ TEST_F(SpeculativeUpdateTest, BesideASeparateDeviceTakesStateThatIsInHostMemory)
 }
 
 TEST_F(SpeculativeUpdateTest, IsMadeUnderBackwardOnlyAfterAStepThatKeptIt) {
-  const auto writes = [&](const Config& config) {  // until step(), of each
+  const auto writes = [&](const Config& config) {  // up to step(), by bytes of each kind
     auto engine = create(config);
     EXPECT_EQ(count(engine->units_under_backward()),
               engine->placement().layout.units.size() - 1);  // all but the looked-up table
@@ -231,7 +231,7 @@ TEST_F(SpeculativeUpdateTest, WhoComesToTheWeightsBeforeTheStepTakesItBack) {
   EXPECT_EQ(digest_after(config, 3, nobody), before);  // the weights of three steps
 }
 
-/// Its loss is not finite where it is told so, and its gradients are those of one that is.
+/// Its loss is not finite if told so, while its gradients are those of a finite loss.
 class BadLossModule final : public Module {
  public:
   explicit BadLossModule(Module& module) : module_(module) {}
@@ -293,7 +293,7 @@ TEST_F(SpeculativeUpdateTest, IsDroppedByClose) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
 }
 
-/// A disk that has the space that is asked for at first, and none besides.
+/// A disk that has the space that is reserved at first, and no more.
 class FullDisk final : public test_support::DivertedFiles {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path,
@@ -347,14 +347,14 @@ TEST_F(SpeculativeUpdateTest, AnErrorInTakingItBackEndsTheRunWithThatError) {
   forward_and_backward(*engine);
   ASSERT_TRUE(engine->step().has_value());
   forward_and_backward(*engine);
-  const int memory = ::open("/proc/self/mem", O_RDONLY);  // at an address without any: EIO
+  const int memory = ::open("/proc/self/mem", O_RDONLY);  // at an unmapped address: EIO
   files.diverted = memory;
   const auto evaluated = engine->evaluate(batch.batch());
   ASSERT_FALSE(evaluated.has_value());
   EXPECT_EQ(evaluated.error().code, ErrorCode::Io) << evaluated.error().to_string();
   EXPECT_EQ(engine->step().error().to_string(), evaluated.error().to_string());
   files.diverted = -1;
-  static_cast<void>(engine->close().has_value());  // what was in flight has failed, too
+  static_cast<void>(engine->close().has_value());  // transfers in flight have failed, too
   ::close(memory);
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
 }

@@ -1,8 +1,8 @@
-// Proves that split master weights are a matter of storage alone: with weights of which most are
-// ties, some subnormal and some negative zeros, clipped gradients, accumulation in bf16 and in
+// Proves that split master weights only change how weights are stored. With weights of which most
+// are ties, some subnormal and some negative zeros, clipped gradients, accumulation in bf16 and in
 // fp32, and evaluations in between, losses, norms, every master weight read back and the digest are
-// those of whole ones, wherever parameters and optimizer state live. And that the old parameters,
-// which the update needs now, are verified when it reads them.
+// those of whole ones, wherever parameters and optimizer state live. The old parameters, which the
+// update then needs, are verified when it reads them.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -1,4 +1,4 @@
-// Proves that what is predicted is what runs: small models train at many placements, budgets,
+// Proves that a run moves what is predicted. Small models train at many placements, budgets,
 // limits, dtypes and numbers of micro-batches, and from the third step on the engine's counts of
 // bytes are those of plan_step, to the byte; on a device with memory of its own also those of the
 // link. The batches look rows up evenly, so that every sub-group of a table is touched.
@@ -44,7 +44,7 @@ class StepPlanTest : public Equality {
     return inputs.some() ? inputs.at_once : engine.config().accumulation_steps;
   }
 
-  /// Evenly over the vocabulary; no row twice in a step of up to six micro-batches.
+  /// Tokens evenly over the vocabulary; no row twice in a step of up to six micro-batches.
   void fill(TokenBatch& batch, std::uint64_t micro_batch) const {
     std::uint64_t token = 0;
     const std::uint64_t tokens = scale.samples * scale.length;
@@ -76,7 +76,7 @@ class StepPlanTest : public Equality {
     return engine.step();
   }
 
-  /// Returns the plan, which agreed with the run.
+  /// Expects the run to agree with its plan, and returns the plan's bytes.
   MovedByKind expect_as_planned(const Choice& run, const Config& config, SeparateDevice* device) {
     SCOPED_TRACE(describe(run));
     Module& module = module_of(run);
@@ -97,8 +97,8 @@ class StepPlanTest : public Equality {
     if (!planned.has_value()) return {};
     const Moved expected = planned->moved.total();
     const double timely = device != nullptr ? depends_on_time(*planned) : 0.0;
-    // The first step records. Where its first micro-batch ran alone, to be measured, the second
-    // cuts the trace, and the third still finds what that left behind.
+    // The first step records. If its first micro-batch ran alone, to be measured, the second step
+    // cuts the trace, and the third still finds leftovers of that.
     const std::size_t first_steady = together ? 4 : 3;
     for (std::size_t step = 0; step < first_steady + 3; ++step) {
       const auto next = one_step(**engine);
@@ -124,8 +124,8 @@ class StepPlanTest : public Equality {
     return planned->moved;
   }
 
-  /// Expects of a plan that frozen units are only fetched, each fetch a read of 2 bytes, in fp32 4,
-  /// of those on NVMe.
+  /// Expects that the plan only fetches frozen units. Each fetch of one on NVMe reads 2 bytes an
+  /// element, in fp32 4.
   void expect_frozen_are_only_read(const Placement& placement, const StepPlan& plan) {
     for (const StepEvent& event : plan.events) {
       const bool of_stages =
@@ -142,9 +142,9 @@ class StepPlanTest : public Equality {
     }
   }
 
-  /// Returns the bytes that depend on time. What a separate device's next step begins with is read
-  /// and copied as staging buffers come free: in this step, or in the next. And a slot that is
-  /// given up before its unit is updated, under backward, gets no copy of that.
+  /// Returns the bytes that depend on time. The first copies for a separate device's next step are
+  /// made as staging buffers become free: in this step, or in the next. A slot that is evicted
+  /// under backward before its unit is updated gets no copy of the update.
   static double depends_on_time(const StepPlan& plan) {
     double bytes = 0.0;
     for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {
@@ -156,7 +156,7 @@ class StepPlanTest : public Equality {
     return bytes;
   }
 
-  /// No loss scale to search for: every step updates.
+  /// Without a search for a loss scale: every step updates.
   static Config steady(Config config) {
     config.loss_scale.loss_scale = 8.0;
     return config;
@@ -219,7 +219,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithUpdatesThatMayBeTakenBack) {
   EXPECT_GT(under_backward, 30);
 }
 
-// By what each keeps of an element: one moment or two, beside whole, split or no master weights.
+// By what each keeps for an element: one moment or two, beside whole, split or no master weights.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithEveryOptimizer) {
   constexpr std::array types{OptimizerType::Sgd,  OptimizerType::Adagrad, OptimizerType::RmsProp,
                              OptimizerType::Lion, OptimizerType::Lamb,    OptimizerType::Muon};
@@ -243,8 +243,8 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithEveryOptimizer) {
   EXPECT_EQ(compared, 24 * 3);
 }
 
-// The first micro-batches of a step that run layer by layer send the host their sum alone; so one
-// group of four has a fourth of the bytes.
+// Of the first micro-batches of a step that run layer by layer only the sum is sent to the host; so
+// one group of four sends a fourth of the bytes.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereASeparateDeviceSumsGradients) {
   track_activations();
   together = separate_device = true;
@@ -260,7 +260,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereASeparateDeviceSumsGradients) 
   EXPECT_EQ(compared, 20 * 3);
 }
 
-// Parameters by chance, in some runs everything below a stage: then backward ends above it.
+// Random parameters are frozen, in some runs everything below a stage: then backward ends above it.
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithFrozenParameters) {
   std::vector<std::unique_ptr<Module>> plain;
   plain.swap(modules_);
@@ -286,7 +286,7 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWithFrozenParameters) {
   EXPECT_GT(frozen_reads, 40);
 }
 
-// With the least memory: forward reads a block's two bytes a parameter, and so does backward.
+// With the least memory forward reads a block's two bytes a parameter, and so does backward.
 TEST_F(StepPlanTest, AFrozenBlockMovesTwoBytesAParameterAndPassAndIsNeverWritten) {
   const std::unique_ptr<Module> plain = std::move(modules_[1]);
   modules_[1] = std::make_unique<AdaptedModule>(*plain, [](ParameterSpec& parameter) {
@@ -308,8 +308,9 @@ TEST_F(StepPlanTest, AFrozenBlockMovesTwoBytesAParameterAndPassAndIsNeverWritten
 }
 
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereAStagesUnitsLieInEachOthersWay) {
-  // Under forward the disk leaves time for updates of what is only looked ahead. The head's norm is
-  // that, and then lies in the way of its matrix: were it updated before, it would be read again.
+  // Under forward the disk has time for updates of units that are only fetched ahead. The head's
+  // norm is one, and then is in the way of its matrix: if it had been updated before, it would be
+  // read again.
   constexpr const char* llama =
       R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
           "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -328,8 +329,9 @@ TEST_F(StepPlanTest, BytesAreThoseOfTheEngineWhereAStagesUnitsLieInEachOthersWay
 }
 
 TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
-  // As above, with whole master weights: what is made under backward is read for the next forward,
-  // 16 and 14 in all; but the look-up table is updated under forward, and not read by backward.
+  // As above, with whole master weights: what is updated under backward is read for the next
+  // forward, 16 and 14 bytes in all. But the look-up table is updated under forward, and backward
+  // does not read it.
   Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, 0, 1};
   run[Masters] = 1;
   spare_device = false;
@@ -348,9 +350,9 @@ TEST_F(StepPlanTest, AllUnderBackwardIsTheClosedFormOfSixteen) {
 }
 
 TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
-  // An untied model, nothing gathered for longer: 4M read and 2 written per element of an image,
-  // but for the look-up table's, which backward does not need, and for the first forward, which
-  // takes what the update makes; 12 each of the optimizer's state.
+  // An untied model without retention: 4M read and 2 written per element of an image, except the
+  // look-up table's, which backward does not need, and except the first forward, which takes what
+  // the update makes; 12 each of the optimizer's state.
   spare_device = false;
   for (const int accumulation : {0, 1, 2}) {
     const Choice run{2, 2, 2, 0, 0, 0, 0, 0, 2, 1, 1, 2, accumulation, 1};
@@ -365,7 +367,7 @@ TEST_F(StepPlanTest, EverythingOnNvmeIsTheClosedForm) {
     EXPECT_EQ(moved.param.nvme_read,
               2 * config.accumulation_steps * (2 * elements - table) - 2 * elements);
     EXPECT_EQ(moved.grad, (Moved{.to_host = moved.grad.to_host}));
-    // But for what spare host memory holds of it.
+    // Except the state that spare host memory holds.
     EXPECT_EQ(moved.optimizer.nvme_write, moved.optimizer.nvme_read);
     EXPECT_LE(moved.optimizer.nvme_write, 12 * elements);
   }
@@ -397,7 +399,7 @@ TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
       for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
         EXPECT_EQ(placement.units[unit].param, tiering::Tier::Nvme);
         EXPECT_EQ(placement.units[unit].grad, tiering::Tier::Host);
-        placement.units[unit].optimizer_homes.clear();  // the little that is there
+        placement.units[unit].optimizer_homes.clear();  // the little that it has
         elements += placement.layout.units[unit].image;
       }
       const Layout& layout = placement.layout;
@@ -418,8 +420,8 @@ TEST_F(StepPlanTest, SplitMasterWeightsMakeTheClosedFormOf12Written) {
 }
 
 TEST_F(StepPlanTest, GradientsThatSpillAreWrittenOnceForAllMicroBatches) {
-  // Both budgets the least that fits: all of them spill. However many micro-batches run at once, 2
-  // are written per element, and 2 read, by the update: the norm was summed before.
+  // Both budgets are the least that fits: all of them spill. However many micro-batches run at
+  // once, 2 bytes an element are written, and 2 read, by the update: the norm was summed before.
   track_activations();
   together = true;
   for (const std::uint32_t micro_batches : {1u, 4u, 8u}) {

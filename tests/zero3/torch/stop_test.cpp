@@ -1,6 +1,6 @@
-// Proves that a step that is broken off in the middle leaves nothing behind: wherever in forward or
-// backward the caller's `stop` ends it, in any place, the training that then runs the step again
-// has the bits of one that was never disturbed, and what is saved is the step before.
+// Proves that a step that is broken off in the middle leaves nothing behind. Wherever in forward or
+// backward the caller's `stop` ends it, in any placement, the training that then repeats the step
+// has the bits of one that was never disturbed, and a save has the step before.
 #include <ATen/Parallel.h>
 
 #include "tests/support/separate_device.h"
@@ -18,11 +18,12 @@ class Stop : public Equality {
     EngineOptions options;
     if (run[SwapFolders] == 2) options.path_disks = unlike_disks(config);
     options.backend = separate;
-    options.share_under_backward = 0.5;  // from the start, so that steps ask alike
+    options.share_under_backward = 0.5;  // from the start, so that steps ask equally often
     options.stop = [this] { return ++asked_ == stop_at_; };
     return options;
   }
-  /// Breaks each step off once, at an instant of the step before, before it runs as a whole.
+  /// Breaks each step off once, at an instant that the step before suggests, and then runs it as a
+  /// whole.
   Outcome train_with_stops(const Choice& run, std::uint64_t seed) {
     Outcome outcome;
     const Config config = config_of(run);
@@ -30,7 +31,7 @@ class Stop : public Equality {
     if (engine == nullptr) return outcome;
     RandomWeights weights(module_of(run).parameters(), 1);
     EXPECT_TRUE(engine->initialize(weights).has_value());
-    std::uint64_t asks = 4;  // of a step; of the first, fewer than it has
+    std::uint64_t asks = 4;  // per step; for the first, fewer than it makes
     for (std::size_t step = 0; step < scale.steps; ++step) {
       break_off(*engine, run, 1 + random_word(71, seed, step) % asks);
       const auto done = engine->take_completed();
@@ -38,7 +39,7 @@ class Stop : public Equality {
       asked_ = 0;
       run_steps(*engine, run, step, step + 1, outcome.steps);
       if (outcome.steps.size() != step + 1) return outcome;
-      // The first one's micro-batches run one by one, later ones' in groups.
+      // The first step's micro-batches run one by one, later ones' in groups.
       asks = step == 0 ? asked_ / config.accumulation_steps : std::min(asks, asked_);
     }
     outcome.digest = digest_of(*engine, outcome.steps);

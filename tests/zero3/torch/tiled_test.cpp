@@ -29,7 +29,7 @@ class Tiled : public Equality {
     run[Budget] = run[BlockSize] = run[SubGroup] = 2;
     return run;
   }
-  /// All of it meant for NVMe: the least device memory and so much more.
+  /// All of it is meant for NVMe: the least device memory, and some more.
   static Choice on_nvme(int dtype, int head) {
     Choice run = in_memory(dtype, head);
     run[Budget] = 0;

@@ -1,8 +1,8 @@
-// Proves what a trainer with a model and a loop of its own may rely on: any module and any tensors
-// work; losses are those of plain LibTorch training; a call out of order and a batch that does not
-// fit are errors that change nothing; an evaluation, wherever it comes, changes no bit and costs
-// the training none of its look-ahead; micro-batches handed over together have the bits of one
-// after the other, and gather parameters once a group.
+// Proves what a trainer with a model and a loop of its own may rely on. Any module and any tensors
+// work. Losses are those of plain LibTorch training. A call out of order and a batch that does not
+// fit are errors that change nothing. An evaluation, at any point, changes no bit and does not
+// disturb the training's look-ahead. Micro-batches passed together have the bits of one after the
+// other, and gather parameters once a group.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -27,8 +27,8 @@ constexpr std::int64_t width = 64;
 constexpr std::int64_t inputs = 8;
 constexpr std::int64_t layers = 4;
 
-/// A regression by a multi-layer perceptron: no tokens anywhere. Stage i has layer i; the last one
-/// ends in the mean squared error, or, without targets, in the outputs themselves.
+/// A regression by a multi-layer perceptron, without tokens. Stage i has layer i. The last one
+/// returns the mean squared error, or, without targets, the outputs.
 class Perceptron final : public Module {
  public:
   Perceptron() {
@@ -94,7 +94,7 @@ Sample sample(std::int64_t number) {
 
 class Trainer : public testing::Test {
  protected:
-  Trainer() { at::set_num_threads(1); }  // tiny work: a team would only wait for itself
+  Trainer() { at::set_num_threads(1); }  // tiny work: threads would only wait for each other
 
   Config config() const {
     Config config;
@@ -109,7 +109,7 @@ class Trainer : public testing::Test {
     config.artesian.device_memory = std::uint64_t{1} << 20;
     return config;
   }
-  /// All but the gradients on NVMe, unless the config says how much host memory there is.
+  /// All except gradients on NVMe, unless the config sets the host memory.
   std::unique_ptr<Engine> engine(Module& module, Config config) {
     if (!config.artesian.host_memory.has_value()) {
       config.artesian.host_memory = host_budget_for_gradients(module, config);
@@ -236,7 +236,7 @@ TEST_F(Trainer, CallsOutOfOrderAreErrorsThatNameTheOrder) {
   EXPECT_EQ(error_of(trained.close()), "");
 }
 
-/// A product with a small matrix, and a table [8, 4] whose gradient is what a test says.
+/// A product with a small matrix, and a table [8, 4] whose gradient the test gives.
 class GivesParts final : public Module {
  public:
   struct Part {
@@ -288,7 +288,7 @@ TEST_F(Trainer, PartsOfAGradientThatDoNotFitAreErrorsThatSayWhy) {
   says(error_with({{1, 0, 32}, {1, 0, 32}}), "got 64 of the 32 elements");
 }
 
-/// The outcome of a training, for comparison by bits.
+/// The outcome of a training, compared by bits.
 struct Outcome {
   std::vector<std::uint64_t> losses;
   std::vector<std::uint64_t> norms;
@@ -337,7 +337,7 @@ void expect_same_bits(const Outcome& got, const Outcome& expected) {
 
 TEST_F(Trainer, AnEvaluationChangesNoBitAndCostsNoLookAhead) {
   Perceptron module;
-  for (const std::uint64_t distance : {0, 1'000'000}) {  // what is kept: next to nothing, all
+  for (const std::uint64_t distance : {0, 1'000'000}) {  // next to nothing is kept; all
     Config settings = config();
     settings.zero.max_reuse_distance = distance;
     const Outcome expected = train(*engine(module, settings), [](auto&&...) {});
@@ -366,8 +366,9 @@ TEST_F(Trainer, WhatAnEvaluationReadsIsNotOfTheStep) {
   Perceptron module;
   Config settings = config();
   settings.zero.max_live_parameters = 0;         // nothing is fetched ahead or kept
-  settings.artesian.speculative_update = false;  // which it would take back
-  // An evaluation needs the update whole, so that forward reads what it would have been given.
+  settings.artesian.speculative_update = false;  // an evaluation would roll it back
+  // An evaluation needs the complete update, so forward reads parameters that the update would have
+  // passed to it.
   const auto update = [](Engine& trained, std::int64_t, int) {
     EXPECT_EQ(error_of(trained.finish_update()), "");
   };
@@ -409,7 +410,7 @@ TEST_F(Trainer, ABatchThatDoesNotFitChangesNothing) {
     const at::Tensor none;
     for (const Batch& batch :
          {Batch{narrow, data.targets}, Batch{data.input, wide}, Batch{none, wide},
-          Batch{data.input, none}}) {  // the last: no loss, but [16, 1] outputs
+          Batch{data.input, none}}) {  // the last: without a loss, [16, 1] outputs
       const auto loss = trained.forward(batch);
       EXPECT_FALSE(loss.has_value());
       EXPECT_EQ(loss.error().code, ErrorCode::Invalid) << error_of(loss);
@@ -431,7 +432,7 @@ ParameterSpec vector_of(const std::string& name) {
   return {.name = name, .shape = {width}};
 }
 
-/// Six steps of eight micro-batches: handed over together, or each by itself.
+/// Six steps of eight micro-batches, passed together or one by one.
 Outcome train_eight(Engine& trained, bool together) {
   Outcome outcome;
   for (std::int64_t step = 0; step < 6; ++step) {
@@ -462,13 +463,13 @@ Outcome train_eight(Engine& trained, bool together) {
   return outcome;
 }
 
-/// Eight micro-batches a step; every access to a unit fetches it.
+/// Eight micro-batches a step. Every access to a unit fetches it.
 Config eight_micro_batches(Config config) {
   track_activations();  // else a group is one
   config.accumulation_steps = 8;
   config.zero.max_live_parameters = 0;
   config.zero.max_reuse_distance = 0;
-  config.artesian.speculative_update = false;  // of a share that depends on time, and so do bytes
+  config.artesian.speculative_update = false;  // its share, and so bytes, depend on time
   return config;
 }
 
@@ -483,7 +484,7 @@ TEST_F(Trainer, MicroBatchesTogetherHaveTheSameBitsAndGatherOnceAGroup) {
     expect_same_bits(outcome, expected);
     ASSERT_EQ(outcome.demands.back() * 8 % expected.demands.back(), 0u);
     groups.insert(outcome.demands.back() * 8 / expected.demands.back());
-    for (const std::size_t step : {1, 2, 3, 4, 5}) {  // in the first, one went ahead alone
+    for (const std::size_t step : {1, 2, 3, 4, 5}) {  // in the first, one ran alone
       EXPECT_EQ(outcome.demands[step], outcome.demands.back());
       EXPECT_EQ(outcome.reads[step], outcome.reads.back());
     }
@@ -506,7 +507,7 @@ TEST_F(Trainer, OneBadBatchOfSeveralLeavesTheOthersOfItsGroupOut) {
             "forward_backward(): got 9 batches, allowed 1 to 8, the micro-batches left of this "
             "step (gradient_accumulation_steps)");
   EXPECT_NE(error_of(trained->forward_backward({})).find("got 0 batches"), std::string::npos);
-  // The first goes alone, and stays; of the group after it none does.
+  // The first runs alone, and stays; none of the group after it does.
   const auto refused = trained->forward_backward(std::vector<Batch>{
       {good.input, good.targets}, {second.input, second.targets}, {narrow, good.targets}});
   EXPECT_NE(error_of(refused).find("stage layer.0: batch 1, counted from 0: "), std::string::npos)
@@ -526,7 +527,8 @@ TEST_F(Trainer, OneBadBatchOfSeveralLeavesTheOthersOfItsGroupOut) {
 }
 
 TEST_F(Trainer, AWeightInTheGraphsOfTwoStagesKeepsMicroBatchesApart) {
-  // Its gradients are added as they come: bottom and top of one micro-batch, then of the next.
+  // Its gradients are added as they are computed: bottom and top of one micro-batch, then of the
+  // next.
   Stages module({{.name = "shared", .shape = {inputs}}, {.name = "below", .shape = {inputs}}},
                 {{.name = "bottom", .parameters = {0, 1}, .lookup = {}},
                  {.name = "top", .parameters = {0}, .lookup = {}}},
@@ -567,7 +569,7 @@ TEST_F(Trainer, CheckpointedStagesRunTwiceAndChangeNoBit) {
     EXPECT_EQ(calls[0] - before[0], 96);
     EXPECT_EQ(calls[1] - before[1], 96);
   }
-  settings.accumulation_steps = 1;  // the last stage's backward comes right after its forward
+  settings.accumulation_steps = 1;  // the last stage's backward follows its forward directly
   const auto digest_of = [&](bool checkpointed) {
     settings.activation_checkpointing = checkpointed;
     const auto trained = engine(module, settings);

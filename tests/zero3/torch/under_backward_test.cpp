@@ -1,6 +1,6 @@
-// Proves the promises of the update under backward: the same bits as without, whatever its share;
-// only where nothing waits for the last gradient; what comes to the weights meanwhile is refused;
-// and faults in it end the run.
+// Proves the promises of the update under backward: the bits are those without it, for any share;
+// it only happens if nothing waits for the last gradient; access to the weights meanwhile is
+// refused; and faults in it end the run.
 #include <ATen/ATen.h>
 
 #include "tests/support/damage_files.h"
@@ -19,7 +19,7 @@ class UnderBackwardTest : public UpdateUnderBackward {
     Config config = config_of(choice);
     config.gradient_clipping = 0.0;
     config.check_grad_overflow = false;
-    if (choice[Budget] == 0 && !separate_device) {  // at which gradients would spill
+    if (choice[Budget] == 0 && !separate_device) {  // with which gradients would spill
       config.artesian.host_memory =
           host_budget_for_gradients(module_of(choice), config, choice[Masters] == 0);
     }
@@ -65,14 +65,14 @@ TEST_F(UnderBackwardTest, IsDoneWithBackwardAndWithoutItAfterwards) {
   EXPECT_GT(first->bytes_nvme_write, 0u);
   ASSERT_TRUE(engine->finish_update().has_value());
   const std::uint64_t in_all = engine->take_completed()->bytes_nvme_write;
-  EXPECT_GT(in_all, first->bytes_nvme_write);  // the table is still to come
+  EXPECT_GT(in_all, first->bytes_nvme_write);  // the table is still to be updated
   EXPECT_LT(in_all - first->bytes_nvme_write, first->bytes_nvme_write);
   EXPECT_TRUE(engine->close().has_value());
   EXPECT_NE(text_of(timeline).find("update under backward"), std::string::npos);
 }
 
-// Parameters and state are in host memory, and all have slots: what backward copies to the device
-// is what the update has made anew. The cores would have nothing else to do.
+// Parameters and state are in host memory, and all units have slots: backward copies to the device
+// what the update has just made. The cores would be idle otherwise.
 TEST_F(UnderBackwardTest, BesideASeparateDeviceTakesStateThatIsInHostMemory) {
   const Choice choice{1, 1, 2, 2, 2, 2, 2, 0, 0, 1, 1, 3, 0, 1};
   const Outcome reference = train(in_memory(choice), unclipped(in_memory(choice)));
@@ -156,7 +156,7 @@ TEST_F(UnderBackwardTest, RefusesWhatComesToTheWeightsUntilTheStepIsTaken) {
   refused(engine->evaluate(batch.batch()).error());
   refused(engine->digest().error());
   refused(engine->read_master(0, [](std::span<const float>) { return Result<void>(); }).error());
-  EXPECT_TRUE(engine->finish_update().has_value());  // of the step before: there is none
+  EXPECT_TRUE(engine->finish_update().has_value());  // of the step before: none is pending
   ASSERT_TRUE(engine->step().has_value());
   EXPECT_TRUE(engine->evaluate(batch.batch()).has_value());
   EXPECT_TRUE(engine->digest().has_value());
@@ -190,7 +190,7 @@ TEST_F(UnderBackwardTest, AnErrorInItEndsTheRunWithThatError) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
 }
 
-/// A model whose weights of one parameter have a gradient that is not a number.
+/// A model in which the gradient of one parameter's weights is not a number.
 class Spoiled final : public Module {
  public:
   Spoiled(Module& model, std::uint32_t parameter) : model_(model), spoiled_(parameter) {}
@@ -297,7 +297,7 @@ TEST(ShareUnderBackward, KeepsTheHostAsBusyWhereItHasMoreToDoThanTheDisk) {
   offloaded.backward_host = 10;
   EXPECT_EQ(share_under_backward(offloaded), 0.0);
   UpdateTimes on_nvme{.forward = 5, .backward = 10, .update_disk = 41, .update_host = 12};
-  EXPECT_DOUBLE_EQ(share_under_backward(on_nvme), 10.0 / 41.0);  // the disk's
+  EXPECT_DOUBLE_EQ(share_under_backward(on_nvme), 10.0 / 41.0);  // limited by the disk
 }
 
 }  // namespace

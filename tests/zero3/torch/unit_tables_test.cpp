@@ -1,6 +1,6 @@
 // Proves that tables, whose gradients are added row by row and tile by tile, train with the bits of
-// any other parameter, that they are not gathered where backward does not read them, and that
-// whoever asks for such a gradient gets it whole.
+// any other parameter, that they are not gathered if backward does not read them, and that a caller
+// that asks for such a gradient gets it whole.
 #include <array>
 #include <string>
 #include <utility>
@@ -18,7 +18,7 @@ constexpr std::int64_t padding = 3;
 
 enum Parameter : std::uint8_t { Table, Weight, Bias, Head };
 
-/// A look-up, a layer, and a head of the same table or another one.
+/// A look-up, a layer, and a head with the same table or another one.
 struct TablesModel {
   bool tied = false;
   bool tables = true;    // else as any other parameter
@@ -45,7 +45,7 @@ at::Tensor ids() {
   return at::tensor(std::vector<std::int64_t>{1, 5, padding, 1, 10, 0, 5, 5}).view({2, 4});
 }
 
-/// The loss with functions of LibTorch's over these parameters.
+/// The loss by LibTorch's functions over these parameters.
 at::Tensor loss_of(const Tensors& p, const Call& call, const TablesModel& of) {
   at::Tensor x = call(0, {}, [&](const Tensors&) -> Tensors {
     return {at::embedding(p[Table], ids(), padding)};
@@ -63,7 +63,7 @@ at::Tensor plain_loss(const Tensors& values, const TablesModel& of) {
   return loss_of(values, call, of);
 }
 
-/// The loss with those of UnitUses, of an engine's model.
+/// The loss by the functions of UnitUses, of an engine's model.
 at::Tensor loss_of(HookedModel& model, const Call& call, const TablesModel& of) {
   if (!of.tables) return loss_of(model.parameters, call, of);
   at::Tensor x = call(0, {}, [&](const Tensors&) -> Tensors {
@@ -132,7 +132,7 @@ TEST(UnitTables, AreStoredAndNotExpanded) {
   EXPECT_EQ(model.parameters[Weight].scalar_type(), at::kFloat);
 }
 
-/// Asks, before a node runs, whether a tensor's memory is there.
+/// Checks, before a node runs, whether a tensor's memory is resident.
 class Looks final : public torch::autograd::FunctionPreHook {
  public:
   Looks(at::Tensor tensor, bool& there) : tensor_(std::move(tensor)), there_(there) {}

@@ -1,8 +1,9 @@
-// Proves that gradients come with the bits of plain autograd, with the units of one use gathered at
-// a time and nothing left for the end of backward, whatever the graph: chains, tied and repeated
-// stages, inputs changed in place or handed through, outputs that are not in the loss, several
-// forwards and backwards, graphs that are kept or thrown away, on any thread, and graphs at random.
-// A released parameter throws when it is read: so each backward that succeeds had what it needs.
+// Proves that gradients have the bits of plain autograd, with the units of one use gathered at a
+// time and nothing left at the end of backward, for any graph: chains, tied and repeated stages,
+// inputs changed in place or passed through, outputs that are not in the loss, several forwards and
+// backwards, graphs that are kept or dropped, on any thread, and random graphs. A released
+// parameter throws when it is read, so each backward that succeeds had the parameters that it
+// needed.
 #include "zero3/torch/unit_uses.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::int64_t width = 8;
 
-/// `stages` of a matrix and a bias; the last one has the first one's matrix, too, if tied.
+/// `stages` of a matrix and a bias each. If tied, the last one also has the first one's matrix.
 ModelShape chain_of(std::size_t stages, bool tied = false) {
   ModelShape shape;
   for (std::size_t stage = 0; stage < stages; ++stage) {
@@ -45,8 +46,8 @@ at::Tensor block(const Tensors& p, std::uint32_t stage, const at::Tensor& x) {
   return at::tanh(x.matmul(p[2 * stage]) + p[2 * stage + 1]);
 }
 
-/// The same loop, five steps of it, over both, with and without updates under backward. Returns the
-/// hooked one without, for a closer look.
+/// Runs five steps of a loop over both models, with and without updates under backward. Returns the
+/// hooked model without updates, for further checks.
 std::unique_ptr<HookedModel> expect_same_bits(const ModelShape& shape, const Loop& loop,
                                               UsesCase run = {}) {
   constexpr int steps = 5;
@@ -76,7 +77,7 @@ at::Tensor input() {
   return at::arange(3 * width, at::kFloat).view({3, width}) / 20;
 }
 
-/// All stages in order, each on the one before.
+/// All stages in order, each on the output of the one before.
 at::Tensor forward(const Tensors& p, const Call& call, at::Tensor x, std::uint32_t stages) {
   for (std::uint32_t stage = 0; stage < stages; ++stage) {
     x = call(stage, {x}, [&](const Tensors& in) -> Tensors { return {block(p, stage, in[0])}; })[0];
@@ -119,7 +120,7 @@ TEST(UnitUses, OfAStageThatIsCalledTwice) {
 TEST(UnitUses, WhoseInputIsChangedInPlace) {
   expect_same_bits(chain_of(3), [](const Tensors& p, const Call& call) {
     at::Tensor x = call(0, {input()}, [&](const Tensors& in) -> Tensors {
-      return {block(p, 0, in[0]) + 0};  // what tanh has made it needs itself
+      return {block(p, 0, in[0]) + 0};  // tanh needs its own output
     })[0];
     for (std::uint32_t stage = 1; stage < 3; ++stage) {
       x = call(stage, {x}, [&](const Tensors& in) -> Tensors {
@@ -246,7 +247,7 @@ TEST(UnitUses, OfAGraphThatIsKeptOpenAgain) {
 }
 
 TEST(UnitUses, ReadersOfOneUseAreAddedOnce) {
-  // In bf16 each addition to the accumulator rounds: a hundred of them have other bits than one.
+  // In bf16 each addition to the accumulator rounds: a hundred additions have other bits than one.
   expect_same_bits(chain_of(1),
                    [](const Tensors& p, const Call& call) {
                      const at::Tensor x = call(0, {input()}, [&](const Tensors& in) -> Tensors {
@@ -259,8 +260,8 @@ TEST(UnitUses, ReadersOfOneUseAreAddedOnce) {
                    {.dtype = DType::BFloat16});
 }
 
-/// Autograd hands the sum's gradient to the bias, its first, and to the input, which needs it
-/// later.
+/// Autograd passes the sum's gradient to the bias, whose first it is, and to the input, which needs
+/// it later.
 TEST(UnitUses, WhoseInputsGradientIsAlsoAParametersFirst) {
   expect_same_bits(chain_of(3), [](const Tensors& p, const Call& call) {
     at::Tensor x = at::linspace(0, 1, width);
@@ -299,7 +300,7 @@ TEST(UnitUses, OfParametersThatAnotherModuleReads) {
   const ModelShape shape = chain_of(2);
   PlainModel plain(shape);
   HookedModel hooked(shape);
-  const std::uint32_t above = 2;  // a module with the stages below it, and no parameter
+  const std::uint32_t above = 2;  // a module that contains the stages, without parameters
   for (int step = 0; step < 2; ++step) {
     const auto forward_above = [](const Tensors& p, const Call& call) {
       const at::Tensor x = forward(p, call, input(), 2);
@@ -313,7 +314,7 @@ TEST(UnitUses, OfParametersThatAnotherModuleReads) {
     }
     const at::Tensor y = forward_above(hooked.parameters, hooked.caller());
     ASSERT_EQ(error_of(hooked.uses->leave(above, Tensors{y})), "");
-    EXPECT_THROW(static_cast<void>(hooked.parameters[0].sum()), c10::Error);  // until it is left
+    EXPECT_THROW(static_cast<void>(hooked.parameters[0].sum()), c10::Error);  // before leave
     backward(y.sum());
     hooked.step();
   }
@@ -353,7 +354,7 @@ TEST(UnitUses, OfALossThatIsThrownAwayLeaveNothing) {
   EXPECT_EQ(model.digest(), plain.digest());
 }
 
-/// The last stage's use is open, and the error is thrown from the middle of its graph.
+/// The last stage's use is open, and the error is thrown in the middle of its graph.
 at::Tensor loss_that_throws(HookedModel& model) {
   const Call call = model.caller();
   const at::Tensor x = forward(model.parameters, call, input(), 1);
@@ -469,8 +470,8 @@ TEST(UnitUses, StepWithoutGradientsIsOutOfOrder) {
             std::string::npos);
 }
 
-/// Each stage takes some of what is there already, and gives one or two tensors; some are changed
-/// in place by a later one; the loss has some of them. Each parameter is read once a use.
+/// Each stage takes some of the earlier outputs, and returns one or two tensors; later stages
+/// change some in place; the loss has some of them. Each parameter is read once a use.
 void random_graph(std::uint64_t seed, std::uint32_t stages, const Tensors& p, const Call& call) {
   std::mt19937_64 draw(seed);
   const auto below = [&](std::size_t count) { return static_cast<std::size_t>(draw() % count); };

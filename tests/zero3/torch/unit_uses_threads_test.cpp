@@ -1,9 +1,8 @@
-// Proves that a hooked model's graphs may run on any thread, as autograd runs those of a device:
-// two forwards or two backwards at once have the bits of plain autograd; what is computed once more
-// on a thread of its own takes its own nodes alone; a backward that goes on after its failure is
-// known, or after its engine is gone, is left to itself; and a caller that comes in the middle of
-// another thread's backward is refused. The other thread here is one of ours, that calls
-// backward().
+// Proves that a hooked model's graphs may run on any thread, as autograd runs those of a device.
+// Two forwards or two backwards at once have the bits of plain autograd. A recomputation on its own
+// thread takes its own nodes alone. A backward that continues after its failure is known, or after
+// its engine is gone, is ignored. A caller in the middle of another thread's backward is refused.
+// The other thread is one of the test's, which calls backward().
 #include <gtest/gtest.h>
 
 #include <future>
@@ -104,7 +103,7 @@ TEST(UnitUsesOnThreads, ACallTakesNoNodesOfAnotherThreadThatHaveLargerNumbers) {
   std::thread([&] { loss = call_stage(model.parameters, call, 1, x).sum(); }).join();
   backward(loss);
   model.step();
-  EXPECT_EQ(model.uses->open_max(), 1u);  // with the nodes of stage 0, stage 1 is open beside it
+  EXPECT_EQ(model.uses->open_max(), 1u);  // stage 0 has nodes, stage 1 is open beside it
   EXPECT_EQ(model.uses->closed_late(), 0u);
   PlainModel plain(two_stages());
   plain.micro_batch([&] { backward(loss_of(plain.values, call_plainly)); });
@@ -112,7 +111,7 @@ TEST(UnitUsesOnThreads, ACallTakesNoNodesOfAnotherThreadThatHaveLargerNumbers) {
   EXPECT_EQ(model.digest(), plain.digest());
 }
 
-/// A backward on a thread of its own, which stops in the middle of stage 1 until it is let go on.
+/// A backward on its own thread, which stops in the middle of stage 1 until it is released.
 class StoppedBackward {
  public:
   explicit StoppedBackward(HookedModel& model) {

@@ -1,7 +1,7 @@
 // For tests of UnitUses: a model of functions over torch tensors whose state is in a StepCore, on
-// NVMe, and the same model in plain torch, whose gradients are handed to a StepCore as they are.
-// Both end in a digest of master weights and moments: equal if and only if all gradients had the
-// same bits.
+// NVMe, and the same model in plain torch, whose gradients are passed to a StepCore unchanged. Both
+// end in a digest of master weights and moments, which are equal if and only if all gradients had
+// the same bits.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,14 +24,14 @@ namespace artesian::zero3 {
 
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<Tensors(const Tensors&)>;  // of a stage
-/// A way to call stages: plainly, or between enter and leave.
+/// How stages are called: plainly, or between enter and leave.
 using Call = std::function<Tensors(std::uint32_t, const Tensors&, const Function&)>;
 
 struct UsesCase {
   DType dtype = DType::Float32;
   std::uint64_t accumulation = 1;
   std::uint64_t persistent = 0;  // elements: stage3_param_persistence_threshold
-  bool under_backward = false;   // units are updated there, as soon as they seem to be final
+  bool under_backward = false;   // units are updated there, once they seem to be final
   double clipping = 0.0;
 };
 
@@ -44,7 +44,7 @@ inline Tensors values_for(const ModelShape& shape) {
   return values;
 }
 
-/// A core that holds the shape's weights, and nothing else.
+/// A core that holds only the shape's weights.
 class CoreOnDisk {
  public:
   explicit CoreOnDisk(const ModelShape& shape, const UsesCase& run = {})
@@ -75,13 +75,13 @@ class CoreOnDisk {
   Config config_;
 };
 
-/// Plain autograd over plain tensors, its gradients added once each.
+/// Plain autograd over plain tensors. Each gradient is added once.
 class PlainModel : public CoreOnDisk {
  public:
   explicit PlainModel(const ModelShape& shape, const UsesCase& run = {}) : CoreOnDisk(shape, run) {
     read_values();
   }
-  /// All stages are called with `values`, which have gradients when it returns.
+  /// Calls all stages with `values`, which have gradients afterwards.
   void micro_batch(const std::function<void()>& forward_and_backward) {
     ASSERT_EQ(error_of(core->begin_forward(1)), "");
     const double loss[] = {1.0};
@@ -105,7 +105,7 @@ class PlainModel : public CoreOnDisk {
   }
 
  private:
-  /// The weights as a forward sees them.
+  /// Reads the weights as a forward sees them.
   void read_values() {
     for (std::uint32_t parameter = 0; parameter < values.size(); ++parameter) {
       at::Tensor read = at::empty_like(values[parameter]);

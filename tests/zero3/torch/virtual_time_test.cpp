@@ -1,9 +1,9 @@
-// Proves that the engine's schedule is as long as `artesian plan` believes: it trains on a device
-// whose copies and computing take virtual seconds (tests/support/virtual_time.h), and the seconds
-// of a step are those of simulate_step with the same rates, whether the bus or computing has more
-// to do, wherever state is and however micro-batches run. Where the two are known to differ, a
-// bound says by how much. A host that waits where it need not is seen. No real time is looked at,
-// and the host's own work takes none: docs/dev/gpu-tests.md.
+// Proves that the engine's schedule is as long as `artesian plan` predicts. It trains on a device
+// whose copies and computing take virtual seconds (tests/support/virtual_time.h), and a step takes
+// the seconds of simulate_step with the same rates, whether the bus or computing is slower,
+// wherever state is and however micro-batches run. Where the two are known to differ, a bound gives
+// the difference. Unnecessary waits of the host are detected. No real time is used, and the host's
+// own work takes none: docs/dev/gpu-tests.md.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ constexpr double stage_bytes = 2.0 * width * width;  // of parameters, and of gr
 constexpr double forward_seconds = 1.0;              // of a stage, for each micro-batch
 constexpr double backward_seconds = 2.0;
 
-/// Stages of one matrix each, which take the same seconds of the device's clock.
+/// Stages of one matrix each, which take constant seconds of the device's clock.
 class Chain final : public Module {
  public:
   explicit Chain(VirtualTimeDevice& device) : device_(device) {
@@ -72,7 +72,7 @@ struct Case {
   const char* name = "";
   Offload param = Offload::Cpu;
   Offload optimizer = Offload::Cpu;
-  double bus = 1.0;  // seconds of a stage's parameters, either way
+  double bus = 1.0;  // seconds of a stage's parameters, each way
   std::uint64_t micro_batches = 1;
   MicroBatches how = MicroBatches::LayerByLayer;
   Keeps keeps = Keeps::Graphs;
@@ -112,7 +112,7 @@ Config config_of(const Case& of) {
   return config;
 }
 
-/// Returns what the module takes. The last stage's graph is kept where a step is one micro-batch.
+/// Returns the module's seconds. The last stage's graph is kept if a step is one micro-batch.
 StageSeconds stage_seconds(const Case& of) {
   const double again = of.keeps == Keeps::Graphs ? 0.0 : forward_seconds;
   const bool last_again = of.micro_batches > 1 || of.keeps == Keeps::InputsInHost;
@@ -123,7 +123,7 @@ StageSeconds stage_seconds(const Case& of) {
   return seconds;
 }
 
-/// Simulates the engine's step, with kernels that take no time, on either side.
+/// Simulates the engine's step, with kernels that take no time on either side.
 double predict(const Case& of, const Engine& engine, const Module& module) {
   const KeptInputs& inputs = engine.placement().inputs;
   const std::uint64_t at_once = inputs.some() ? inputs.at_once : of.micro_batches;
@@ -143,7 +143,7 @@ double predict(const Case& of, const Engine& engine, const Module& module) {
   return step.has_value() ? step->time.seconds : 0.0;
 }
 
-/// Returns the seconds, from span `first` on, in which gradients come down while the device
+/// Returns the seconds, from span `first` on, in which gradients are copied down while the device
 /// computes.
 double hidden_seconds(const std::vector<VirtualTimeDevice::Span>& spans, std::size_t first) {
   double hidden = 0.0;
@@ -166,7 +166,7 @@ class VirtualTime : public testing::Test {
     set_log_level(LogLevel::Warning);
   }
 
-  /// Trains until steps are alike, and returns the last of them.
+  /// Trains until steps are equal, and returns the last of them.
   Taken train(const Case& of) {
     SCOPED_TRACE(of.name);
     const double rate = stage_bytes / of.bus;
@@ -176,7 +176,7 @@ class VirtualTime : public testing::Test {
     EngineOptions options{.backend = &device};
     options.share_under_backward = of.share_under_backward;
     options.input_elements.assign(stage_count, samples * width);
-    std::uint64_t passed = 0;  // stages, of forward and backward in turn
+    std::uint64_t passed = 0;  // stages, forward and backward in turn
     if (of.how == MicroBatches::LayerByLayer) {
       options.stop = [&] {
         if (passed++ % (2 * stage_count) == stage_count) device.read_value();  // the losses
@@ -292,8 +292,8 @@ TEST_F(VirtualTime, AStepTakesWhatThePlansSimulationSays) {
   }
 }
 
-// The host has all gradients of a micro-batch before the next one, where the plan lets the device
-// go on meanwhile.
+// The host gets all gradients of a micro-batch before the next one, where the plan lets the device
+// continue meanwhile.
 TEST_F(VirtualTime, OneByOneMicroBatchesWaitForTheBusBetweenThem) {
   const Taken taken =
       train({.name = "slow bus, one by one", .bus = 4.0, .micro_batches = 4, .how = one_by_one});
@@ -304,7 +304,7 @@ TEST_F(VirtualTime, OneByOneMicroBatchesWaitForTheBusBetweenThem) {
 TEST_F(VirtualTime, GradientsComeDownWhileTheNextStageComputes) {
   const Taken taken = train({.name = "down under backward", .live = 100});
   EXPECT_NEAR(taken.of(Queue::ToHost), stage_count * 1.0, 1e-6);
-  EXPECT_NEAR(taken.hidden, (stage_count - 1) * 1.0, 1e-6);  // below the last nothing computes
+  EXPECT_NEAR(taken.hidden, (stage_count - 1) * 1.0, 1e-6);  // nothing computes below the last
 }
 
 TEST_F(VirtualTime, AHostThatWaitsForEachCopyIsSeen) {
@@ -313,7 +313,7 @@ TEST_F(VirtualTime, AHostThatWaitsForEachCopyIsSeen) {
   waits_for_each_copy = true;
   const Taken waiting = train(of);
   EXPECT_EQ(waiting.predicted, as_is.predicted);
-  EXPECT_EQ(waiting.busy, as_is.busy);  // no more to do
+  EXPECT_EQ(waiting.busy, as_is.busy);  // no more work
   EXPECT_GT(waiting.seconds, 1.15 * as_is.seconds);
   EXPECT_GT(waiting.ratio(), 1.2);
 }
@@ -324,7 +324,7 @@ TEST_F(VirtualTime, LaunchesOfCopiesTakeNoMoreThanTheirOwnSeconds) {
   launch = 0.1;
   const Taken with = train(of);
   EXPECT_EQ(with.copies, without.copies);
-  EXPECT_GT(with.seconds, without.seconds);  // which no plan knows of
+  EXPECT_GT(with.seconds, without.seconds);  // which no plan includes
   EXPECT_LE(with.seconds, without.seconds + launch * static_cast<double>(with.copies));
 }
 
