@@ -5,8 +5,14 @@
 #include "zero3/plan/units_under_backward.h"
 
 #include <ATen/Parallel.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <functional>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "base/random.h"
 #include "tests/support/separate_device.h"
@@ -15,10 +21,23 @@
 #include "zero3/plan/rehearsal.h"
 #include "zero3/torch/adapted_module.h"
 
+namespace {
+
+std::atomic<unsigned> microseconds_of_a_read{0};  // beside its own
+
+}  // namespace
+
+// In place of the C library's, for EngineChoice::Threads.
+extern "C" ssize_t pread(int descriptor, void* target, std::size_t bytes, off_t offset) {
+  if (microseconds_of_a_read != 0) ::usleep(microseconds_of_a_read);
+  return ::syscall(SYS_pread64, descriptor, target, bytes, offset);
+}
+
 namespace artesian::zero3 {
 namespace {
 
 using test_support::SeparateDevice;
+using tiering::DeviceFence;
 
 constexpr Scale scale_of_plans{
     .vocab = 200, .hidden = 32, .samples = 2, .length = 16, .steps = 5, .some = 6'000};
@@ -101,6 +120,7 @@ class StepPlanTest : public Equality {
     // cuts the trace, and the third still finds leftovers of that.
     const std::size_t first_steady = together ? 4 : 3;
     for (std::size_t step = 0; step < first_steady + 3; ++step) {
+      if (before_step) before_step(step);
       const auto next = one_step(**engine);
       EXPECT_TRUE(next.has_value()) << next.error().to_string();
       if (!next.has_value() || next->overflow) break;
@@ -142,17 +162,25 @@ class StepPlanTest : public Equality {
     }
   }
 
-  /// Returns the bytes that depend on time. The first copies for a separate device's next step are
-  /// made as staging buffers become free: in this step, or in the next. A slot that is evicted
-  /// under backward before its unit is updated gets no copy of the update.
+  /// Returns the bytes that are counted in this step or in a neighbour, depending on time. A
+  /// separate device copies parameters as soon as they have been read. Copies made while the
+  /// previous step is updated, under this forward, count in the previous step; copies ahead for the
+  /// next step may be made in the next step. A slot that is evicted under backward before its unit
+  /// is updated gets no copy of the update.
   static double depends_on_time(const StepPlan& plan) {
     double bytes = 0.0;
-    for (auto event = plan.events.rbegin(); event->kind == StepEvent::Kind::Fetch; ++event) {
-      bytes += static_cast<double>(event->moved.param.to_device);
-    }
+    std::map<std::uint32_t, double> on_their_way;
+    const auto count = [&] {
+      for (auto& [unit, copied] : on_their_way) bytes += std::exchange(copied, 0.0);
+    };
     for (const StepEvent& event : plan.events) {
-      if (event.under_backward) bytes += static_cast<double>(event.moved.param.to_device);
+      const auto copied = static_cast<double>(event.moved.param.to_device);
+      if (event.kind == StepEvent::Kind::Fetch) on_their_way[event.unit] += copied;
+      if (event.kind == StepEvent::Kind::Await) on_their_way.erase(event.unit);
+      if (event.under_backward) bytes += copied;
+      if (event.kind == StepEvent::Kind::Update && !event.under_backward) count();
     }
+    count();
     return bytes;
   }
 
@@ -168,6 +196,7 @@ class StepPlanTest : public Equality {
   bool spare_device = true;
   double share_under_backward = 0.0;
   std::ptrdiff_t under_backward = 0;  // units that were allowed to be updated there
+  std::function<void(std::size_t step)> before_step;
 };
 
 TEST_F(StepPlanTest, BytesAreThoseOfTheEngine) {
@@ -501,6 +530,34 @@ TEST_F(StepPlanTest, BytesOfTheLinkAreThoseOfASeparateDevice) {
   EXPECT_GT(all.optimizer.to_host, 0u);
   EXPECT_GT(all.param.to_device, 0u);
   EXPECT_GT(all.input.to_device, 0u);
+}
+
+/// While it is slow, the host's waits for it take 3 ms, in which reads end.
+class SlowDevice final : public SeparateDevice {
+ public:
+  using SeparateDevice::SeparateDevice;
+  bool slow = false;
+  Result<void> finish(DeviceFence fence) noexcept override {
+    if (slow) ::usleep(3'000);
+    return SeparateDevice::finish(fence);
+  }
+};
+
+// The table is fetched for the head while the blocks of the previous step are updated. In every
+// second step it is read before their update has ended.
+TEST_F(StepPlanTest, CopiesThatEndUnderAnUpdateCountInTheStepOfTheUpdate) {
+  const Choice run{2, 1, 3, 1, 1, 2, 1, 0, 2, 1, 1, 4, 2, 0, 2, 0, 1, 0};
+  SlowDevice device(SeparateDevice::Order::Late, 1);
+  separate_device = true;
+  const Config config = steady(config_of(run));
+  separate_device = false;
+  before_step = [&](std::size_t step) {
+    device.slow = step % 2 == 0;
+    microseconds_of_a_read = device.slow ? 1'000 : 5'000;
+  };
+  expect_as_planned(run, config, &device);
+  microseconds_of_a_read = 0;
+  EXPECT_EQ(compared, 3);
 }
 
 }  // namespace
