@@ -27,7 +27,13 @@ struct ActivationOptions {
   std::uint64_t micro_batches = 1;  // per step; each leaves the gradients of its looked-up rows
   std::uint64_t at_once = 1;        // number of micro-batches that run at once, layer by layer
   Kept kept = Kept::All;
+  std::uint64_t sums_of_attention = 0;  // in which attention's backward adds up: attention_sums()
 };
+
+/// How many gradients of queries, in fp32, a GPU's fused attention adds up at once in backward, in
+/// 16 bit. If its bits must not vary, multiprocessors that share a sample's head have one each.
+std::uint64_t attention_sums(const ModelConfig& config, std::uint64_t samples,
+                             zero3::Determinism determinism);
 
 /// Bytes of what the blocks keep for backward, the logits, and the tensors before the first and
 /// after the last block. Gradients of parameters are not included.
@@ -42,6 +48,7 @@ struct ActivationRun {
   std::uint64_t tokens = 0;                                       // tokens per micro-batch
   DType compute_dtype = DType::Float32;
   std::uint64_t budget = 0;  // artesian.activation_memory
+  bool gpu = false;
 };
 
 /// Bytes with `at_once` micro-batches. `staying`: bytes of kept inputs that are not in a tier.

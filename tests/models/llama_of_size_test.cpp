@@ -76,5 +76,29 @@ TEST(ActivationBytes, GrowWithTokensAndElements) {
   EXPECT_EQ(together - one, 2 * (one - 4 * 256 * hidden));  // all but the rows
 }
 
+TEST(ActivationBytes, AttentionThatIsAddedUpInPartsTakesTheirMemory) {
+  const ModelConfig config = llama_of_size(1e8);
+  const auto hidden = static_cast<std::uint64_t>(config.hidden);
+  const auto heads = static_cast<std::uint64_t>(config.llama.heads);
+  const auto inner = static_cast<std::uint64_t>(config.llama.inner);
+  const auto sums = [&](std::uint64_t samples) {
+    return attention_sums(config, samples, zero3::Determinism::Required);
+  };
+  EXPECT_EQ(sums(1), (132 + heads - 1) / heads);
+  EXPECT_EQ(sums(132), 1u);
+  EXPECT_EQ(attention_sums(config, 1, zero3::Determinism::Preferred), 1u);
+  for (const Kept kept : {Kept::All, Kept::BlockInputs}) {
+    ActivationOptions options{.tokens = 4096, .element_size = 2, .kept = kept};
+    const std::uint64_t without = activation_bytes(config, options);
+    const std::uint64_t logits = 2 * 4096 * static_cast<std::uint64_t>(config.vocab_size);
+    options.sums_of_attention = 1;
+    EXPECT_EQ(activation_bytes(config, options), without);  // in the place of the logits
+    options.sums_of_attention = 132;
+    const std::uint64_t mlp = 3 * inner + 2 * hidden;  // gone by then
+    EXPECT_EQ(activation_bytes(config, options),
+              without - logits + 4 * 4096 * hidden * 132 - 2 * 4096 * mlp);
+  }
+}
+
 }  // namespace
 }  // namespace artesian::models

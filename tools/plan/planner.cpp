@@ -35,7 +35,8 @@ models::ActivationRun activation_run(const PlanCase& plan) {
           .stages = plan.stages,
           .tokens = tokens_of(plan),
           .compute_dtype = compute_dtype(plan),
-          .budget = plan.activation_bytes};
+          .budget = plan.activation_bytes,
+          .gpu = plan.gpu};
 }
 
 std::uint64_t group_of(const PlanCase& plan, const zero3::KeptInputs& inputs) {

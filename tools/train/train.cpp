@@ -453,7 +453,8 @@ Result<void> TrainRun::choose_budgets() {
                                         .stages = &module_->stages(),
                                         .tokens = config_.micro_batch_size * length_,
                                         .compute_dtype = compute_dtype,
-                                        .budget = budgets.activations},
+                                        .budget = budgets.activations,
+                                        .gpu = options_.device != "cpu"},
                                        budgets.host);
   };
   ARTESIAN_TRY(budgets,
