@@ -2,7 +2,10 @@
 # Makes one folder with the headers and libraries that a build needs besides the compiler, for
 # machines without a package source:
 #
-#   dev/carry.sh PREFIX       then, there: cmake -DCMAKE_PREFIX_PATH=PREFIX ...
+#   dev/carry.sh PREFIX [BUILD]   then, there: cmake -DCMAKE_PREFIX_PATH=PREFIX ...
+#
+# BUILD: a build folder of these sources, with a CUDA toolkit: what dev/gpu_check.sh runs first goes
+# along, stripped, so that nothing has to be built there (dev/gpu_check/carried.py).
 #
 # They are those of this machine's Debian release: the -dev packages of the class `build` in
 # dev/packages.txt, and libaio. Nothing is installed here, and root is not needed. Libraries are
@@ -12,7 +15,7 @@
 # Exit code 2: the folder is somebody else's, or a package cannot be had.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-size_max_mib=50
+size_max_mib=50  # with programs, what is lent takes 64 with the checkout
 
 say() { printf 'carry: %s\n' "$*" >&2; }
 fail() {
@@ -39,8 +42,10 @@ keep_shared() {
   done < <(find "$1" -type l -name 'lib*.so')
 }
 
-[ $# -eq 1 ] && [ "${1#-}" = "$1" ] && [ -n "$1" ] ||
-  fail "arguments: got \"$*\", allowed one folder; run dev/carry.sh PREFIX"
+[ $# -ge 1 ] && [ $# -le 2 ] && [ "${1#-}" = "$1" ] && [ -n "$1" ] ||
+  fail "arguments: got \"$*\", allowed one folder, and one of a build; run dev/carry.sh PREFIX"
+[ $# -lt 2 ] || [ -e "$2/CMakeCache.txt" ] ||
+  fail "$2: got no CMakeCache.txt in it, allowed one folder of a build"
 prefix="$(realpath -m -- "$1")"
 [ ! -e "$prefix" ] || [ -e "$prefix/carried.txt" ] ||
   { [ -d "$prefix" ] && [ -z "$(ls -A "$prefix")" ]; } ||
@@ -70,6 +75,8 @@ find "$result" -mindepth 1 -maxdepth 1 -name src -exec rm -rf {} +  # a link to 
 find "$result/share" -mindepth 1 -maxdepth 1 ! -name cmake ! -name doc -exec rm -rf {} +
 find "$result/share/doc" ! -type d ! \( -name copyright -type f \) -delete  # licences go along
 mv "$work/carried.txt" "$result/carried.txt"
+[ $# -lt 2 ] || python3 -B "$root/dev/gpu_check/carried.py" "$root" "$2" "$result/programs" ||
+  fail "$2: see above"
 
 size_mib="$(du -sm "$result" | cut -f1)"
 [ "$size_mib" -lt "$size_max_mib" ] ||

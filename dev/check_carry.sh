@@ -6,6 +6,9 @@
 #
 #   dev/check_carry.sh FOLDER [ARGUMENT...]     FOLDER: kept for the next time, 700 MB without the
 #                                                 build; arguments of gpu_check.sh, else: build test
+#   dev/check_carry.sh --programs BUILD FOLDER [ARGUMENT...]
+#                                               brings programs along, into a system without a
+#                                                 compiler; without arguments: first --bench-on-cpu
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -46,6 +49,11 @@ if [ "${1:-}" = --inside ]; then
   shift 2
   in_bare_system "$@"
 fi
+build="" system_packages=g++,make,python3,ccache
+if [ "${1:-}" = --programs ] && [ $# -gt 1 ]; then
+  build="$(cd "$2" && pwd)" system_packages=python3
+  shift 2
+fi
 [ $# -gt 0 ] || fail "arguments: got none, allowed a folder and what gpu_check.sh takes"
 [ "$(id -u)" -eq 0 ] || fail "this user: got no right to mount, allowed root"
 command -v debootstrap >/dev/null || fail "debootstrap: not found; apt-get install debootstrap"
@@ -53,17 +61,21 @@ mkdir -p "$1"
 system="$(cd "$1" && pwd)"
 shift
 [ -e "$system/bare" ] || {
-  debootstrap --variant=minbase --include=g++,make,python3,ccache bookworm "$system" >&2
+  debootstrap --variant=minbase --include="$system_packages" bookworm "$system" >&2
   touch "$system/bare"
 }
 if chroot "$system" dpkg-query -W 2>/dev/null | cut -f1 | cut -d: -f1 |
   grep -xF -f <(sed -n 's/^[a-z]\+ \+\(.*-dev\)$/\1/p' dev/packages.txt); then
   fail "$system: has the packages above, allowed a system without them"
 fi
-dev/carry.sh "$system/prefix"
+[ -z "$build" ] || ! chroot "$system" /bin/sh -c "command -v g++ c++" >/dev/null ||
+  fail "$system: has a compiler, allowed a system without one"
+dev/carry.sh "$system/prefix" ${build:+"$build"}
 mkdir -p "$system/checkout"
 find "$system/checkout" -mindepth 1 -maxdepth 1 ! -name build-gpu -exec rm -rf {} +
 git archive HEAD | tar -x -C "$system/checkout"
-[ $# -gt 0 ] || set -- build test
+if [ $# -eq 0 ]; then
+  [ -n "$build" ] && set -- first --bench-on-cpu || set -- build test
+fi
 unshare --mount --net --pid --fork --kill-child "$0" --inside "$system" "$@"
 echo "check_carry: gpu_check.sh $* is well; results in $system/results"

@@ -2,10 +2,12 @@
 registries.
 
 Parts, in this order, each with its own time limit; without arguments, all except the first:
-  first     in nine minutes: builds programs and GPU tests, runs the tests, and trains three steps
+  first     in nine minutes, or one with carried programs: builds programs and GPU tests, runs the
+            tests, and trains three steps
   facts     PCIe link, memory, disk, io_uring, driver, copy bandwidths between host and GPU
   build     a Release build, in a separate folder
   test      ctest, those of the label gpu first
+  python    hooked models on the GPU have the bits of plain PyTorch
   profile   GPU utilisation, launches per step and largest kernels, for a Llama with 128,256 words
   speeds    the optimizer by threads, attention's backward and its bits, page-locking
   sanitize  compute-sanitizer on the tests of the label gpu
@@ -16,11 +18,11 @@ dev/packages.txt: installed, or in the folder that dev/carry.sh made elsewhere (
 GPU, only parts that need none run, with a message; if a GPU exists but the driver does not count
 it, the parts that need it fail. If the build uses another torch than python3 imports, the parts
 that build or use it fail. Name several parts in one call, as a machine, with its build, may be gone
-between calls: `first`, then `facts build test`, `profile speeds`, `bench`, `sanitize`. Results go
-to gpu_check.json and gpu_check.md in --out, and the logs of parts that failed to failed.log, since
-few files come back from a machine that is lent. Parts that ran before on the same sources are kept,
-so parts may be run one by one. Exit codes: 0 all well, 1 a part failed, 2 wrong arguments or a tool
-is missing.
+between calls: `first`, then `facts build test python`, `profile speeds`, `bench`, `sanitize`.
+Results go to gpu_check.json and gpu_check.md in --out, and the logs of parts that failed to
+failed.log, since few files come back from a machine that is lent. Parts that ran before on the same
+sources are kept, so parts may be run one by one. Exit codes: 0 all well, 1 a part failed, 2 wrong
+arguments or a tool is missing.
 """
 
 import argparse
@@ -35,6 +37,7 @@ import build
 import facts
 import first
 import gpu_profile
+import hooked
 import report
 import sanitize
 import speeds
@@ -48,12 +51,13 @@ PARTS = {
     "facts": facts.run,
     "build": build.run,
     "test": build.test,
+    "python": hooked.run,
     "profile": gpu_profile.run,
     "speeds": speeds.run,
     "sanitize": sanitize.run,
     "bench": bench.run,
 }
-USE_THE_BUILD = ("test", "profile", "speeds", "sanitize", "bench")
+USE_THE_BUILD = ("test", "python", "profile", "speeds", "sanitize", "bench")
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,7 +106,7 @@ def parse(arguments):
     parser.add_argument(
         "--bench-on-cpu",
         action="store_true",
-        help="run bench on the CPU; with --shape tiny, to try it",
+        help="run first, python and bench on the CPU; with --shape tiny, to try it",
     )
     options = parser.parse_args(arguments)
     for part in options.parts:

@@ -1,6 +1,7 @@
 """Part first: a smoke test in nine minutes. It builds the programs and the tests with the label
-gpu, runs the tests, and trains three steps of a small model with both homes, whose losses must be
-bit-identical. The part build continues in the same folder. This part runs only if it is named."""
+gpu, or uses those that dev/carry.sh brought along, which takes a minute. It runs the tests, and
+trains three steps of a small model with both homes, whose losses must be bit-identical. The part
+build continues in the same folder. This part runs only if it is named."""
 
 import math
 import os
@@ -8,6 +9,7 @@ import shutil
 
 import bench
 import build
+import carried
 from shell import Failure, say
 
 SECONDS = 540
@@ -35,11 +37,7 @@ def smoke(context, device):
     return losses["host"]
 
 
-def run(context):
-    on_cpu = context.options.bench_on_cpu
-    if not on_cpu:
-        context.need_gpu()
-    context.limit(SECONDS)
+def build_here(context, on_cpu):
     build.configure(context)
     targets = ["programs"] + ([] if on_cpu else ["gpu_tests"])
     command = ["cmake", "--build", context.work, "-j", build.jobs(context), "--target", *targets]
@@ -47,15 +45,32 @@ def run(context):
     if done.code != 0:
         raise Failure(f"{done.cause()}; run it again: the build goes on where it stopped")
     say(f"built in {done.seconds:.0f} s, {context.seconds_left():.0f} s are left")
-    found = {"build_s": round(done.seconds, 1), "cpus": os.cpu_count()}
-    problems = []
+    return {"build_s": round(done.seconds, 1)}
+
+
+def run_gpu_tests(context):
+    """As carried.run_gpu_tests, of programs that were built here."""
+    command = ["ctest", "--test-dir", context.work, "--output-on-failure", "-L", "gpu"]
+    done = context.run(
+        command, seconds=context.seconds_left() - 60, log=context.work / "logs/first-gpu.log"
+    )
+    return dict(build.ENDED.findall(done.output)), done.timed_out
+
+
+def run(context):
+    on_cpu = context.options.bench_on_cpu
     if not on_cpu:
-        command = ["ctest", "--test-dir", context.work, "--output-on-failure", "-L", "gpu"]
-        done = context.run(
-            command, seconds=context.seconds_left() - 60, log=context.work / "logs/first-gpu.log"
-        )
-        ended = {"gpu": dict(build.ENDED.findall(done.output)), "others": {}}
-        judged = build.judge(ended, done.timed_out, context.gpu_count)
+        context.need_gpu()
+    context.limit(SECONDS)
+    brought = carried.take(context)
+    found = {"carried": brought, "cpus": os.cpu_count()}
+    if not brought:
+        found |= build_here(context, on_cpu)
+    problems = []
+    if brought or not on_cpu:  # without a GPU, that they begin to run shows that all is carried
+        run_tests = carried.run_gpu_tests if brought else run_gpu_tests
+        gpu, timed_out = run_tests(context)
+        judged = build.judge({"gpu": gpu, "others": {}}, timed_out, context.gpu_count)
         problems += [judged.pop("reason")] if judged.pop("failed", False) else []
         found |= judged
     try:  # failing tests do not prevent the other checks

@@ -36,7 +36,7 @@ def sources_digest(root):
     for path in sorted(
         [root / "CMakeLists.txt", *(p for f in folders for p in (root / f).rglob("*"))]
     ):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and not {"__pycache__", ".pytest_cache"} & set(path.parts):
             digest.update(str(path.relative_to(root)).encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]

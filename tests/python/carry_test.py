@@ -90,7 +90,7 @@ def test_leaves_the_folder_of_somebody_else_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--help"], [""]])
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "b", "c"], ["--help"], [""]])
 def test_takes_one_folder(arguments):
     done = carry(*arguments)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from build_folder import ARTESIAN, BUILD, ROOT
 sys.path.insert(0, str(ROOT / "dev/gpu_check"))
 
 import build as build_part  # noqa: E402
+import carried  # noqa: E402
 import first  # noqa: E402
 import gpu_profile  # noqa: E402
 import measure  # noqa: E402
@@ -74,7 +75,7 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["facst"], "PART: got 'facst', allowed first, facts, build, test, profile, speeds,"),
+        (["facst"], "PART: got 'facst', allowed first, facts, build, test, python, profile,"),
         (["--prefix", "."], "--prefix: .: got no carried.txt, allowed a folder of dev/carry.sh"),
         (["--part-seconds", "0"], "--part-seconds: got 0.0, allowed numbers above 0"),
         (["--rounds", "-1"], "--rounds: got -1, allowed numbers above 0"),
@@ -201,6 +202,18 @@ def test_a_profile_of_the_real_program_has_operators_and_its_trace(check):
     assert "## profile" in check.table()
 
 
+@pytest.mark.skipif(
+    not list((BUILD / "python/artesian").glob("_C.*")), reason="the Python package is not built"
+)
+def test_hooked_models_are_compared_with_plain_pytorch(check):
+    (check.work / "python").symlink_to(BUILD / "python")
+    done = check.run("python", *TRY)
+    assert done.returncode == 0, done.stderr
+    found = check.results()["parts"]["python"]
+    assert found["cases"] == 18 and found["other_bits"] == []
+    assert list((check.work / "disk").iterdir()) == []
+
+
 def test_homes_with_other_losses_fail_the_smoke_run(tmp_path, monkeypatch):
     context = Context.__new__(Context)
     context.work = context.disk = tmp_path
@@ -223,6 +236,63 @@ def test_the_smoke_run_is_understood_by_the_program(check):
     context.logs, context.deadline = [], time.monotonic() + 120
     (check.work / "bin/artesian").symlink_to(ARTESIAN)
     assert len(first.smoke(context, "cpu")) == first.STEPS
+
+
+def carry_programs(folder, **facts):
+    """Makes a folder as dev/carry.sh does, with the real `artesian` in it, and tests that find no
+    GPU."""
+    programs = folder / "programs"
+    for name in [*carried.PROGRAMS, *carried.GPU_TESTS.values()]:
+        (programs / name).parent.mkdir(parents=True, exist_ok=True)
+        (programs / name).write_text("#!/bin/sh\nexit 77\n")
+        (programs / name).chmod(0o755)
+    (programs / "bin/artesian").unlink()
+    (programs / "bin/artesian").symlink_to(ARTESIAN)
+    (folder / "carried.txt").touch()
+    built = carried.facts_of(ROOT, torch_build.folder_of_build(BUILD)) | facts
+    (programs / "programs.json").write_text(json.dumps(built))
+    return programs
+
+
+@pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")
+def test_first_runs_what_was_carried(check):
+    programs = carry_programs(check.folder / "prefix")
+    first_words = ["first", "--bench-on-cpu", "--prefix", check.folder / "prefix"]
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), "/usr/bin", "/bin"])
+    done = check.run(*first_words, PATH=path)
+    assert done.returncode == 0, done.stderr
+    found = check.results()["parts"]["first"]
+    assert found["carried"] and "build_s" not in found and len(found["losses"]) == first.STEPS
+    assert sorted(found["skipped"]) == sorted(carried.GPU_TESTS)
+    broken = programs / carried.GPU_TESTS["kernels/cuda_test"]
+    broken.write_text("#!/bin/sh\necho a library is missing; exit 127\n")
+    done = check.run(*first_words, PATH=path)
+    assert done.returncode == 1
+    assert check.results()["parts"]["first"]["reason"] == "failed: kernels/cuda_test"
+    assert "a library is missing" in (check.out / "failed.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "facts, words",
+    [
+        ({"sources": "0" * 16}, "they are built from sources 0000000000000000, and these are"),
+        ({"torch": "2.9.0"}, "they are built with torch 2.9.0 of"),
+        ({"commit": "f" * 40}, "of ffffffffff, and here is"),
+    ],
+)
+def test_programs_of_other_sources_or_another_torch_are_left_alone(
+    tmp_path, facts, words, monkeypatch, capsys
+):
+    context = Context.__new__(Context)
+    context.work, context.prefix = tmp_path / "work", tmp_path / "prefix"
+    context.digest = carried.sources_digest(ROOT)
+    programs = carry_programs(context.prefix, **facts)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert not carried.take(context) and not context.work.exists()
+    assert words in capsys.readouterr().err
+    (programs / "programs.json").unlink()
+    assert not carried.take(context)
+    assert capsys.readouterr().err == ""
 
 
 def fake_torch(folder, version="2.11.0+cu130", commit="70d99e998b4955", headers="2.11.0"):
