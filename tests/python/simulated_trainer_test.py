@@ -1,5 +1,5 @@
 """Proves that an unmodified script of Trainer's, with --deepspeed and a config, trains on a device,
-the simulated one, with the losses of the CPU, at stages 2 and 3 and wherever its state is; and that
+the simulated one, with the bits of the CPU, at stages 2 and 3 and wherever its state is; and that
 a run is resumed there in a new process to the same bits, dropout included."""
 
 import json
@@ -44,7 +44,7 @@ def run(tmp_path, monkeypatch):
     return start
 
 
-def test_the_example_has_the_losses_of_the_cpu(run, tmp_path):
+def test_the_example_has_the_bits_of_the_cpu(run, tmp_path):
     (tmp_path / "cpu").mkdir()
     quiet = tmp_path / "quiet.py"
     quiet.write_text(QUIET)
@@ -59,6 +59,8 @@ def test_the_example_has_the_losses_of_the_cpu(run, tmp_path):
         expected = hf.run(tmp_path / "cpu", *words)
         done = run(*words)
         assert trainer_test.losses_of(done) == trainer_test.losses_of(expected), (stage, offload)
+        saved = [each / "trainer-out/model.safetensors" for each in (tmp_path, tmp_path / "cpu")]
+        assert saved[0].read_bytes() == saved[1].read_bytes(), (stage, offload)
 
 
 def test_a_run_of_adapters_is_resumed_to_the_same_bits(run, tmp_path):

@@ -44,6 +44,7 @@ SILENT = {
     "finish in artesian::zero3::UnitGraphs::accumulate": FEW,
     "finish in artesian::zero3::UnitGraphs::ask_to_stop": FEW,
 }
+KNOWN_TRIED = 8  # of the tests that reach such a place, so many are run, the shortest first
 
 
 class Program:
@@ -124,7 +125,10 @@ def test_each_wait_is_needed(tmp_path):
     silent = []
     for place, tests in sorted(reached.items(), key=lambda each: each[0][1:]):
         name = f"{place[0]} in {place[1]} +{place[2]}"
-        for _, test, program, sites in sorted(tests, key=lambda each: each[0]):
+        tests.sort(key=lambda each: each[0])
+        if f"{place[0]} in {place[1]}" in SILENT:  # some of the function's other places are missed
+            del tests[KNOWN_TRIED:]
+        for _, test, program, sites in tests:
             if program.run(test, ARTESIAN_WAIT_DROPPED=",".join(sites))[0] != 0:
                 print(f"{name}: {test}", flush=True)
                 break
