@@ -732,8 +732,8 @@ def test_little_lockable_memory_of_another_user(place, limit):
     assert place.steps()[-1]["digest"] == digest
     lines = result.stderr.splitlines()
     assert all(line.startswith("artesian: warning: ") and "ulimit -l" in line for line in lines)
-    # 8 MiB are enough for these pools. Some kernels count the rings themselves, without which
-    # another engine has to do.
+    # 8 MiB are enough for these pools. Some kernels count the rings as locked memory, too; without
+    # room for them another engine is used.
     fallen = [line for line in lines if "io_uring is not available" in line]
     assert len(lines) - len(fallen) == (0 if limit == 8 << 20 else 1), lines
     assert not fallen or limit == 0

@@ -272,7 +272,7 @@ class CrashFiles final : public FileSystem {
   std::optional<Planned> planned_;
 };
 
-/// One open file of it.
+/// One open file of a CrashFiles.
 class CrashFile final : public File {
  public:
   CrashFile(CrashFiles& files, std::uint64_t number, std::string path)

@@ -56,7 +56,7 @@ std::uint64_t AccessOrder::reuse_distance(std::size_t index, std::uint32_t unit)
   const std::size_t first = index + 1;
   const std::size_t use = first + ahead - 1;
   if (use < accesses_.size()) return touched_[use] - touched_[first];
-  // Around the end of the order, not beyond itself.
+  // The next use is past the end of the order, in its next round, and before this access.
   ARTESIAN_CHECK(use - accesses_.size() < first, use, first);
   return touched_.back() - touched_[first] + touched_[use - accesses_.size()];
 }
