@@ -287,7 +287,7 @@ def print_words(root):
         page = (root / path).read_text()
         sentences = prose_of(page)
         long = sum(len(sentence.split()) > SENTENCE_WORDS for sentence in sentences)
-        words = len(page.split())
+        words = sum(any(map(str.isalnum, word)) for word in page.split())  # a table's bars are none
         total += words
         print(f"{words:6} {long / max(1, len(sentences)):5.0%}  {path}")
     print(f"{total:6}        in all; long: more than {SENTENCE_WORDS} words in a sentence")
