@@ -31,9 +31,10 @@ GPT2 = {
 
 @pytest.fixture
 def run(tmp_path):
-    """Trains, and returns the lines of its log, and the calls that the GPU received."""
+    """Trains; returns the lines of its log, and the calls that the GPU received. `told`: variables
+    for a GPU that fails; then returns how the process ended."""
 
-    def start(model, samples, length, steps=4, micro_batches=1, **more):
+    def start(model, samples, length, steps=4, micro_batches=1, told=None, **more):
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(model))
@@ -62,8 +63,10 @@ def run(tmp_path):
         words += ["--seq-len", length, "--log-jsonl", lines, "--quiet"]
         # Otherwise cuBLAS has 32 MiB, which a plan counts in its 1 GiB for CUDA.
         small = {"PATH": "/usr/bin:/bin", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-        environment = cuda_of_nothing.variables(small, log)
+        environment = cuda_of_nothing.variables(small, log) | (told or {})
         done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True)
+        if told is not None:
+            return done
         assert done.returncode == 0, done.stdout + done.stderr
         calls = [line.split("|", 5) for line in log.read_text().splitlines()]
         return [json.loads(line) for line in lines.read_text().splitlines()], calls
@@ -123,3 +126,23 @@ def test_memory_is_what_the_plan_says(run, tmp_path, name, checkpointed):
     least, most = peak["activations"] - peak["gradients"], peak["activations"]
     print(name, checkpointed, least, most, planned, least / planned, most / planned)
     assert least < 1.05 * planned and most > 0.95 * planned
+
+
+def error_of(done):
+    """The run has ended by itself. Returns its error."""
+    assert done.returncode in (1, 2), (done.returncode, done.stderr)
+    return next(line for line in done.stderr.splitlines() if line.startswith("artesian: error: "))
+
+
+def test_a_gpu_that_fails_ends_the_run_with_its_error(run):
+    model = LLAMA | {"num_hidden_layers": 2}
+    for launch in (1, 60, 250):
+        done = run(model, 2, 128, told={"ARTESIAN_CUDA_OF_NOTHING_FAILS": str(launch)})
+        assert "unspecified launch failure" in error_of(done), launch
+
+
+def test_a_gpu_without_memory_ends_the_run_with_an_error_that_names_the_key(run):
+    model = LLAMA | {"num_hidden_layers": 2}
+    for mebibytes in (16, 64, 128):  # for less than the device tier, and for little beside it
+        told = {"ARTESIAN_CUDA_OF_NOTHING_MEMORY": str(mebibytes << 20)}
+        assert "artesian.device_memory" in error_of(run(model, 4, 1024, told=told)), mebibytes

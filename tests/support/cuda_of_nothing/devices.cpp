@@ -52,6 +52,24 @@ cudaError_t new_handle(Handle* handle) {
 
 }  // namespace
 
+std::size_t number_in(const char* variable, std::size_t absent) {
+  const char* given = std::getenv(variable);
+  return given == nullptr ? absent : static_cast<std::size_t>(std::atoll(given));
+}
+
+std::size_t memory_bytes() {
+  static const std::size_t bytes =
+      number_in("ARTESIAN_CUDA_OF_NOTHING_MEMORY", std::size_t{80} << 30);
+  return bytes;
+}
+
+cudaError_t health(bool launches) {
+  static const std::size_t failing = number_in("ARTESIAN_CUDA_OF_NOTHING_FAILS", ~std::size_t{0});
+  static std::atomic<std::size_t> launched{0};
+  if (launches) ++launched;
+  return launched >= failing ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
 int visible_devices() {
   static const int count = count_devices();
   return count;
@@ -115,7 +133,7 @@ ARTESIAN_CUDA_NAME cudaError_t cudaGetDeviceProperties(cudaDeviceProp* propertie
   *properties = cudaDeviceProp{};
   std::strcpy(properties->name, "GPU of nothing");
   properties->major = 9;
-  properties->totalGlobalMem = memory_bytes;
+  properties->totalGlobalMem = memory_bytes();
   properties->sharedMemPerBlock = 49152;
   properties->sharedMemPerBlockOptin = 232448;
   properties->sharedMemPerMultiprocessor = 233472;
@@ -153,7 +171,7 @@ ARTESIAN_CUDA_NAME cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaDeviceSynchronize() {
   note("wait", "device");
-  return cudaSuccess;
+  return health();
 }
 
 // Streams and events
@@ -171,7 +189,7 @@ ARTESIAN_CUDA_NAME cudaError_t cudaStreamDestroy(cudaStream_t) {
   return cudaSuccess;
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
   *priority = 0;
@@ -179,11 +197,11 @@ ARTESIAN_CUDA_NAME cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   note("wait", "stream", stream);
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   note("order", "stream after event", stream);
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaStreamAddCallback(cudaStream_t stream,
                                                      cudaStreamCallback_t callback, void* data,
@@ -222,11 +240,11 @@ ARTESIAN_CUDA_NAME cudaError_t cudaEventDestroy(cudaEvent_t) {
   return cudaSuccess;
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) {
   note("record", "event", stream);
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
                                                         unsigned) {
@@ -234,7 +252,7 @@ ARTESIAN_CUDA_NAME cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaS
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaEventSynchronize(cudaEvent_t) {
   note("wait", "event");
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
   *milliseconds = 0;
@@ -244,14 +262,15 @@ ARTESIAN_CUDA_NAME cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEve
 // Errors
 
 ARTESIAN_CUDA_NAME cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaPeekAtLastError() {
-  return cudaSuccess;
+  return health();
 }
 ARTESIAN_CUDA_NAME const char* cudaGetErrorName(cudaError_t) {
   return "error of nothing";
 }
 ARTESIAN_CUDA_NAME const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorLaunchFailure) return "unspecified launch failure";
   return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "error of nothing";
 }

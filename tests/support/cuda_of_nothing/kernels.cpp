@@ -50,7 +50,7 @@ cudaError_t launched(const void* function, dim3 grid, dim3 block, cudaStream_t s
   std::snprintf(shape, sizeof shape, " <%u,%u,%u x %u,%u,%u>", grid.x, grid.y, grid.z, block.x,
                 block.y, block.z);
   note("launch", names().of(function) + shape, stream);
-  return cudaSuccess;
+  return health(/*launches=*/true);
 }
 
 }  // namespace

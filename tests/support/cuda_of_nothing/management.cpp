@@ -24,12 +24,16 @@ ARTESIAN_NVML_NAME int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** devi
   return 0;
 }
 
+ARTESIAN_NVML_NAME int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  *count = 0;  // LibTorch asks when its memory runs out
+  return 0;
+}
+
 #define ARTESIAN_NVML_REFUSAL(name)          \
   ARTESIAN_NVML_NAME int name() {            \
     return 3; /* NVML_ERROR_NOT_SUPPORTED */ \
   }
 
-ARTESIAN_NVML_REFUSAL(nvmlDeviceGetComputeRunningProcesses)
 ARTESIAN_NVML_REFUSAL(nvmlDeviceGetGpuFabricInfoV)
 ARTESIAN_NVML_REFUSAL(nvmlDeviceGetNvLinkRemoteDeviceType)
 ARTESIAN_NVML_REFUSAL(nvmlDeviceGetNvLinkRemotePciInfo_v2)

@@ -57,7 +57,7 @@ void* map_pages(std::size_t bytes, int protection) {
 }
 
 bool take(std::size_t bytes) {
-  if (bytes_used.fetch_add(bytes) + bytes <= memory_bytes) return true;
+  if (bytes_used.fetch_add(bytes) + bytes <= memory_bytes()) return true;
   bytes_used -= bytes;
   return false;
 }
@@ -72,7 +72,7 @@ cudaError_t copy(void* target, const void* source, std::size_t bytes, const char
                  const void* stream) {
   std::memmove(target, source, bytes);
   note("copy", how, stream, bytes);
-  return cudaSuccess;
+  return health();
 }
 
 }  // namespace
@@ -201,8 +201,8 @@ ARTESIAN_CUDA_NAME cudaError_t cudaHostUnregister(void*) {
   return cudaSuccess;
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
-  *total = memory_bytes;
-  *free_bytes = memory_bytes - bytes_used;
+  *total = memory_bytes();
+  *free_bytes = memory_bytes() - bytes_used;
   return cudaSuccess;
 }
 ARTESIAN_CUDA_NAME cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,

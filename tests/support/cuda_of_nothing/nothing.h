@@ -11,6 +11,8 @@
 //   ARTESIAN_CUDA_OF_NOTHING=N        number of GPUs in the machine; absent: 1
 //   ARTESIAN_CUDA_OF_NOTHING_LOG=F    appends a line for each call that a GPU would see:
 //                                     kind, thread, device, stream, bytes, what
+//   ARTESIAN_CUDA_OF_NOTHING_MEMORY=N bytes of each GPU; absent: 80 GiB
+//   ARTESIAN_CUDA_OF_NOTHING_FAILS=N  kernel N and all calls after it return an error
 //
 // Thread: any.
 #pragma once
@@ -27,7 +29,14 @@
 
 namespace artesian::nothing {
 
-constexpr std::size_t memory_bytes = std::size_t{80} << 30;  // of each device
+/// Returns the number in an environment variable.
+std::size_t number_in(const char* variable, std::size_t absent);
+
+/// Returns the bytes of each device.
+std::size_t memory_bytes();
+
+/// Returns the error of all calls once a kernel has failed, and counts a launch if there is one.
+cudaError_t health(bool launches = false);
 
 /// Returns how many devices the process sees.
 int visible_devices();
