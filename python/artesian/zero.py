@@ -265,9 +265,14 @@ def write_back(changed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
         engine.saved_masters.write(engine, parameter, values)
 
 
+def trainer_of(parameter: nn.Parameter) -> Engine | None:
+    """The engine that trains the parameter; DeepSpeed's functions give None for a frozen one."""
+    return engine_of(parameter) if parameter.requires_grad else None
+
+
 def safe_get_full_fp32_param(parameter: nn.Parameter) -> torch.Tensor | None:
-    """A copy of the parameter's master weights; None if no engine manages it."""
-    engine = engine_of(parameter)
+    """A copy of the parameter's master weights; None if it is frozen or no engine manages it."""
+    engine = trainer_of(parameter)
     return None if engine is None else engine.full_parameter(parameter)
 
 
@@ -275,8 +280,8 @@ def safe_get_full_optimizer_state(
     parameter: nn.Parameter, optim_state_key: str
 ) -> torch.Tensor | None:
     """A copy of the parameter's "exp_avg", "exp_avg_sq" or another moment of its optimizer; None if
-    no engine manages it."""
-    engine = engine_of(parameter)
+    it is frozen or no engine manages it."""
+    engine = trainer_of(parameter)
     return None if engine is None else engine.full_state(parameter, optim_state_key)
 
 

@@ -357,6 +357,20 @@ def test_what_no_engine_has_and_what_does_not_fit():
     take_steps(engine, batch, 1)
 
 
+def test_a_frozen_parameter_has_nothing_that_an_optimizer_keeps():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    engine = artesian.initialize(model=model, config=small_models.config_for())[0]
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    gradients = [zero.safe_get_full_grad(each) for each in model.parameters()]
+    engine.step()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        moment = zero.safe_get_full_optimizer_state(parameter, "exp_avg")
+        for found in (gradient, moment, zero.safe_get_full_fp32_param(parameter)):
+            assert (found is not None) == parameter.requires_grad
+    engine.destroy()
+
+
 def test_a_parameters_master_weights():
     engine, model, _, expected = start()
     weight = model.model.norm.weight
