@@ -6,6 +6,7 @@ same step. And that a batch script of Slurm, which is one process of an allocati
 alone."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -34,6 +35,8 @@ def with_stage(place, stage, device, accumulation, params="cpu"):  # noqa: F811
         in_memory(config)
         if params == "nvme":
             config["zero_optimization"]["offload_param"] = folder
+        elif params == "none":
+            config["zero_optimization"]["offload_param"] = {"device": "none"}
         config["gradient_accumulation_steps"] = accumulation
         config["zero_optimization"]["stage"] = stage
         if stage < 3:
@@ -87,6 +90,33 @@ def test_ranks_have_the_log_and_the_weights_of_one(
     assert "nvme, written in all" in done.stdout and "TiB" not in done.stdout
     assert done.stderr.count("done after step 4 of 4") == 1
     assert list(place.nvme.iterdir()) == []
+
+
+@pytest.mark.skipif(os.environ.get("ARTESIAN_SOAK") != "1", reason="ARTESIAN_SOAK=1 asks for it")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_two_ranks_have_the_digest_of_one_wherever_the_state_is(place, dtype):  # noqa: F811
+    def run(start, *where, accumulation):
+        config = json.loads(with_stage(place, *where[:2], accumulation, where[2]).read_text())
+        half = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 20}}
+        config = {**config, "fp16": {"enabled": False}, dtype: half.get(dtype, {})}
+        config.pop("fp32", None)
+        path = place.write_config()
+        path.write_text(json.dumps(config))
+        done = start(config=path, steps=5, order="sequential", log_jsonl=place.log, seq_len=16)
+        assert done.returncode == 0, (where, done.stderr)
+        keys = ["loss", "grad_norm", "loss_scale", "overflow"]
+        lines = place.steps()
+        place.log.unlink()
+        return [[line[key] for key in keys] for line in lines], lines[-1]["digest"]
+
+    one = run(place.run, 3, "cpu", "cpu", accumulation=4)
+    assert any(line[3] for line in one[0]) == (dtype == "fp16")
+    homes = ["none", "cpu", "nvme"]
+    for where in [(stage, home, "none") for stage in range(4) for home in homes] + [
+        (3, home, "cpu") for home in homes
+    ]:
+        many = run(lambda **flags: run_ranks(place, 2, **flags), *where, accumulation=2)
+        assert many == one, where
 
 
 def test_sums_of_many_are_in_fp32_whatever_ranks_they_are_of(place):  # noqa: F811
@@ -158,11 +188,15 @@ def test_a_rank_that_is_killed_ends_the_others(place):  # noqa: F811
     assert list(place.nvme.iterdir()) == []
 
 
-def test_ranks_stop_after_the_same_step(place):  # noqa: F811
+@pytest.mark.parametrize("to", ["one", "all", "torchrun"])
+def test_ranks_stop_after_the_same_step(place, to):  # noqa: F811
     process = started(place, "--save", place.folder / "saved")
-    os.kill(processes_of(process)[1], signal.SIGTERM)  # one of them
+    ranks = processes_of(process)
+    assert len(ranks) == 2
+    for pid in {"one": ranks[1:], "all": ranks, "torchrun": [process.pid]}[to]:
+        os.kill(pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
-    assert process.returncode != 0 and "exitcode  : 143" in err, err
+    assert process.returncode != 0 and (to == "torchrun" or "exitcode  : 143" in err), err
     steps = place.steps()
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     assert f"after step {len(steps)} of 1000000" in err
