@@ -206,7 +206,6 @@ class Engine(Members):
         self.micro_steps = 0
         self.skipped_steps = 0
         self._frozen: list[nn.Parameter] = []  # kept for the engine's lifetime
-        self._boundary: bool | None = None
         self._accumulation_steps = self.config_values.accumulation_steps
         self._micro_batch_size = self.config_values.micro_batch_size
         self._stepped = False
@@ -307,6 +306,7 @@ class Engine(Members):
         # A caller that has divided by the accumulation steps passes a part of the loss; the
         # reported loss is the whole.
         self._core.begin_backward(loss.detach().item() * (self._accumulation_steps // steps))
+        self._backwards += 1
         weight = steps * self.ranks.world_size  # mean over all ranks' micro-batches
         scale = torch.full_like(loss, self._core.loss_scale / weight)
         try:
@@ -353,6 +353,7 @@ class Engine(Members):
         self.optimizer.overflow = self._last["overflow"]
         self.global_steps += 1
         self.skipped_steps += self._last["overflow"]
+        self.count_samples()
         self.monitor.step(self._last, self.global_samples)
 
     def take_changes(self, values: bool = True) -> None:
@@ -375,16 +376,9 @@ class Engine(Members):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients since the last step; also repairs an interrupted pass."""
         self._core.zero_gradients()
+        self._backwards = 0
 
     # Properties that loops read
-
-    def is_gradient_accumulation_boundary(self) -> bool:
-        if self._boundary is not None:
-            return self._boundary
-        return (self.micro_steps + 1) % self._accumulation_steps == 0
-
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        self._boundary = is_boundary
 
     def get_global_grad_norm(self) -> float | None:
         """Norm in the last step, before clipping."""
@@ -403,7 +397,7 @@ class Engine(Members):
 
     @property
     def global_samples(self) -> int:
-        return self.global_steps * self.train_batch_size()
+        return self.global_steps * self.train_batch_size() + self._samples_beside
 
     def train_batch_size(self) -> int:
         return self._micro_batch_size * self._accumulation_steps * self.ranks.world_size

@@ -54,6 +54,7 @@ class Members(nn.Module):
         optimizer: TieredOptimizer
         param_dtype: torch.dtype
         ranks: Ranks
+        micro_steps: int
         _accumulation_steps: int
         _micro_batch_size: int
         _stepped: bool
@@ -236,9 +237,44 @@ class Members(nn.Module):
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Allows several backwards before one step. Has no effect, since gradients are added as
         they arrive."""
+        self.refuse_unmanaged("coalesce_grad_reduction")
         yield
 
     # Batches
+
+    _boundary: bool | None = None  # the caller's, if given
+    _backwards = 0  # since the last step
+    _samples_beside = 0  # of all steps, beside their number times the batch size
+
+    def managed_gradient_accumulation(self) -> bool:
+        """False if the config lets each step() make an optimizer step, after any number of
+        backwards."""
+        return bool(self.config_values.managed_gradient_accumulation)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        if not self.managed_gradient_accumulation():
+            return True
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self._accumulation_steps == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        self.refuse_unmanaged("set_gradient_accumulation_boundary")
+        self._boundary = is_boundary
+
+    def refuse_unmanaged(self, call: str) -> None:
+        if not self.managed_gradient_accumulation():
+            raise AssertedError(
+                f"{call}: not allowed with managed_gradient_accumulation false, where each step() "
+                "is a boundary; leave it out"
+            )
+
+    def count_samples(self) -> None:
+        """Called behind each optimizer step."""
+        if not self.managed_gradient_accumulation():
+            micro = self._micro_batch_size * self.world_size
+            self._samples_beside += self._backwards * micro - self.train_batch_size()
+        self._backwards = 0
 
     def was_step_applied(self) -> bool:
         """True if the last step() made an optimizer step that was not skipped."""

@@ -95,6 +95,7 @@ void bind_config(py::module_& module) {
       .def_readonly("train_batch_size", &Config::train_batch_size)
       .def_readonly("micro_batch_size", &Config::micro_batch_size)
       .def_readonly("accumulation_steps", &Config::accumulation_steps)
+      .def_readonly("managed_gradient_accumulation", &Config::managed_gradient_accumulation)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("notes", &Config::notes)
       .def_property_readonly("stage", [](const Config& config) { return config.zero.stage; })

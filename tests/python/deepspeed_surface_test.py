@@ -94,7 +94,7 @@ reload_states empty_partition_cache mpu coalesce_grad_reduction was_step_applied
 set_train_batch_size set_train_micro_batch_size train_batch eval_batch deepspeed_io
 training_dataloader monitor global_rank world_size local_rank dp_world_size get_mom get_type
 fp16_enabled bfloat16_enabled gradient_clipping steps_per_print wall_clock_breakdown optimizer_name
-save_fp16_model is_compiled dump_state
+save_fp16_model is_compiled dump_state managed_gradient_accumulation
 """
 OPTIMIZER = """
 param_groups step zero_grad overflow state state_dict parameter_offload loss_scale cur_scale

@@ -737,6 +737,38 @@ def test_updates_under_backward_leave_the_bits(tmp_path, accumulation, clipping)
     assert told == [0] * 7
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_gradient_may_be_read_between_any_backwards_of_a_step(tmp_path, accumulation):
+    """There are more backwards than the config has micro-batches, as in DeepSpeed's no_sync()."""
+
+    def run(reads, own_boundary=False):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        plain = copy.deepcopy(model)
+        config = small_models.config_for(tmp_path, gradient_accumulation_steps=accumulation)
+        engine = artesian.initialize(model=model, config=config)[0]
+        told = []
+        for step in range(4):
+            for part in range(1 if own_boundary and step < 2 else 3):
+                inputs = small_models.noise(10 * step + part, 2, 4)
+                engine.backward(engine(inputs).square().mean())
+                (plain(inputs).square().mean() / accumulation).backward()
+                if reads:
+                    found = engine.full_gradient(model.weight)
+                    assert torch.allclose(found, plain.weight.grad, rtol=1e-5)
+            engine.optimizer.step()
+            plain.load_state_dict(engine.consolidated_state_dict())
+            plain.zero_grad()
+            told.append([engine.last_step[name] for name in ("loss", "grad_norm")])
+        told.append(engine.digest())
+        engine.destroy()
+        return told
+
+    assert run(reads=True) == run(reads=False)
+    if accumulation == 2:  # two steps of one micro-batch, and a third that has more
+        assert run(reads=True, own_boundary=True)[-1] == run(False, own_boundary=True)[-1]
+
+
 def test_the_loss_of_a_step_is_whole_whoever_divides_it():
     """Trainer itself divides the loss by the accumulation steps."""
     told = []

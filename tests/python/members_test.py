@@ -124,6 +124,32 @@ def test_batches_may_become_larger():
         engine.set_train_batch_size(6)
 
 
+def test_with_unmanaged_accumulation_each_step_is_one():
+    model, batch = stack()
+    plain = copy.deepcopy(model)
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+    engine = start(model, managed_gradient_accumulation=False, **config)
+    assert not engine.managed_gradient_accumulation()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    for steps in ([0], [1, 2, 3], [4, 5]):
+        for step in steps:
+            engine.backward(engine(batch(step)))
+            (plain(batch(step)) / 2).backward()
+        engine.step()
+        assert engine.was_step_applied()
+        reference.step()
+        reference.zero_grad()
+    assert (engine.global_steps, engine.global_samples) == (3, 12)
+    for ours, wanted in zip(model.parameters(), plain.parameters()):
+        assert torch.allclose(engine.full_parameter(ours), wanted, atol=1e-5)
+    with pytest.raises(AssertionError, match="set_gradient_accumulation_boundary: not allowed"):
+        engine.set_gradient_accumulation_boundary(True)
+    with pytest.raises(AssertionError, match="coalesce_grad_reduction: not allowed"):
+        with engine.coalesce_grad_reduction():
+            pass
+    assert start(stack()[0]).managed_gradient_accumulation()
+
+
 def test_what_is_asked_of_an_engine():
     engine = start(stack()[0], gradient_clipping=0.5, steps_per_print=7)
     assert (engine.global_rank, engine.local_rank, engine.world_size, engine.mpu) == (0, 0, 1, None)

@@ -29,6 +29,8 @@ ZOO = [
     {"model": "lstm", "stage": 2, "optimizer": "nvme", "type": "RMSprop"},
     {"model": "deberta", "dtype": "bf16", "type": "Lion", "micro_batches": 8},
     {"model": "branches", "stage": 2, "optimizer": "cpu"},
+    {"model": "llama", "again": 2, "dtype": "bf16"},
+    {"model": "bart", "again": 2, "stage": 1, "micro_batches": 2},
 ]
 THREE = [
     {"model": "branches", "stage": 2, "micro_batches": 6},

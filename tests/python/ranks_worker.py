@@ -89,13 +89,16 @@ def run(case, rank, ranks, folder):
     if "load" in case:
         engine.load_checkpoint(folder / "saved")
     lines = []
+    again = case.get("again", 0)
     for step in range(engine.global_steps, case.get("steps", STEPS)):
         for micro in range(own):
-            inputs = batch(step * all_of_them + micro * ranks + rank)
-            loss = engine(**{name: there(engine, value) for name, value in inputs.items()}).loss
-            engine.backward(loss)
+            engine.backward(loss_of(engine, batch(step * all_of_them + micro * ranks + rank)))
             if micro + 1 == own:
                 lines.append(gradient_of(engine, model))
+                for number in range(again // ranks):  # the last ones once more
+                    past = batch((step + 1) * all_of_them - again + number * ranks + rank)
+                    engine.backward(loss_of(engine, past))
+                    gradient_of(engine, model)  # between two backwards of a micro-batch
             engine.step()
         last = engine.last_step
         lines.append([last[key] for key in ("loss", "grad_norm", "overflow", "loss_scale")])
@@ -107,8 +110,11 @@ def run(case, rank, ranks, folder):
     return result
 
 
-def there(engine, value):
-    return value.to(engine.device) if isinstance(value, torch.Tensor) else value
+def loss_of(engine, inputs):
+    def there(value):
+        return value.to(engine.device) if isinstance(value, torch.Tensor) else value
+
+    return engine(**{name: there(value) for name, value in inputs.items()}).loss
 
 
 def gradient_of(engine, model):

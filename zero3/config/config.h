@@ -196,7 +196,8 @@ struct Config {
   std::uint64_t train_batch_size = 0;
   std::uint64_t micro_batch_size = 0;
   std::uint64_t accumulation_steps = 0;
-  double gradient_clipping = 1.0;  // 0: off
+  bool managed_gradient_accumulation = true;  // false: every step() of a Python script is a step
+  double gradient_clipping = 1.0;             // 0: off
   std::optional<std::uint64_t> steps_per_print;
   bool wall_clock_breakdown = false;
   DType param_dtype = DType::Float32;       // from the fp16 or bf16 section, else fp32

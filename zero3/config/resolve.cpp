@@ -45,6 +45,7 @@ class Resolver {
     if (settings_.given("steps_per_print") && std::isfinite(settings_.real("steps_per_print"))) {
       config_.steps_per_print = settings_.integer("steps_per_print");
     }
+    config_.managed_gradient_accumulation = settings_.boolean("managed_gradient_accumulation");
     config_.wall_clock_breakdown = settings_.boolean("wall_clock_breakdown");
     activation_checkpointing();
   }

@@ -424,6 +424,13 @@ Result<void> StepCore::end_backward(std::uint64_t tokens) {
   return {};
 }
 
+Result<void> StepCore::begin_again(const char* call) {
+  ARTESIAN_TRY_VOID(check(StepCall::BeginAgain, call));
+  ARTESIAN_CHECK(options_.hooked && !in_last_backward());
+  step_state_ = StepState::AwaitsBackward;
+  return {};
+}
+
 bool StepCore::update_begun() const noexcept {
   return under_backward_->begun();
 }

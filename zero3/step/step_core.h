@@ -188,6 +188,10 @@ class StepCore : public StepFlow<StepCore> {
   /// ranks communicate here, the group's, and Invalid if one of them has abandoned the micro-batch:
   /// then it is abandoned here, too, and abandon_step() must follow.
   Result<void> end_backward(std::uint64_t tokens);
+  /// Goes on with the step's last micro-batch, which was complete: begin_backward() must follow,
+  /// and what it adds belongs to that micro-batch. For callers that read a gradient between two of
+  /// its backwards. Errors: Invalid (out of order).
+  Result<void> begin_again(const char* call);
 
   /// Makes the optimizer step over the micro-batches since the last step. Errors: Invalid (out of
   /// order, or not the number of micro-batches in `request`); Io, Corrupt.

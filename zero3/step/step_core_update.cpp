@@ -126,6 +126,8 @@ Result<void> StepCore::take_update_back() {
     gradients_->forget_sums();
     rate_begun_.reset();
     last_backward_ = false;
+    const bool more = micro_batches_ < config_.accumulation_steps;
+    if (step_state_ == StepState::Full && more) step_state_ = StepState::Accumulated;
     return {};
   };
   return remember(take_back());

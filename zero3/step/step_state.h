@@ -9,7 +9,8 @@
 //                               └─── step ──── Accumulated ─┘◀──── end_backward ───── Backward
 //
 // The step's last backward ends in Full, or in Begun if it has begun an update that cannot be
-// rolled back. A pass that was interrupted leaves Broken until abandon_step().
+// rolled back. From Full begin_again leads back to AwaitsBackward. A pass that was interrupted
+// leaves Broken until abandon_step().
 #pragma once
 
 #include <cstddef>
@@ -39,6 +40,7 @@ enum class StepCall : std::uint8_t {
   EndForward,
   BeginBackward,
   EndBackward,
+  BeginAgain,
   Step,
   FinishUpdate,
   Evaluate,
@@ -49,7 +51,7 @@ enum class StepCall : std::uint8_t {
   Save,
   Load,
 };
-inline constexpr std::size_t step_calls = 14;
+inline constexpr std::size_t step_calls = 15;
 
 /// True if the call is legal in this state. Close, which is always legal, has no row.
 constexpr bool is_legal(StepState state, StepCall call) noexcept {
@@ -61,6 +63,7 @@ constexpr bool is_legal(StepState state, StepCall call) noexcept {
     case StepCall::EndForward: return is_one_of(S::Forward);
     case StepCall::BeginBackward: return is_one_of(S::AwaitsBackward);
     case StepCall::EndBackward: return is_one_of(S::Backward);
+    case StepCall::BeginAgain: return is_one_of(S::Full);
     case StepCall::Step: return is_one_of(S::Accumulated, S::Full, S::Begun);
     case StepCall::FinishUpdate:
       return is_one_of(S::Ready, S::AwaitsBackward, S::Accumulated, S::Full, S::Begun);

@@ -2,6 +2,7 @@
 // several, are added to the step.
 #include <ATen/core/grad_mode.h>
 
+#include <span>
 #include <utility>
 
 #include "zero3/torch/unit_use.h"
@@ -101,14 +102,20 @@ Result<void> UnitUses::ready_for_gradients() {
                       "Loss scaling is required; use engine.backward(loss), or "
                       "engine.scale(loss).backward()");
   }
-  if (core_.state_of_step() == StepState::Forward) {
+  ARTESIAN_TRY_VOID(core_.take_update_back());
+  // The caller has read a gradient, which ended the step's last micro-batch; its loss is counted.
+  const bool again = core_.state_of_step() == StepState::Full;
+  if (again) {
+    ARTESIAN_TRY_VOID(core_.begin_again("backward"));
+  } else if (core_.state_of_step() == StepState::Forward) {
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   } else if (core_.state_of_step() != StepState::AwaitsBackward) {
     // A backward over an older graph, whose forward has had one backward already.
     ARTESIAN_TRY_VOID(core_.begin_forward(1, "backward"));
     ARTESIAN_TRY_VOID(core_.end_forward({}));
   }
-  const double losses[] = {loss_.value_or(scaled_loss_.value_or(0.0))};
+  const double loss[] = {loss_.value_or(scaled_loss_.value_or(0.0))};
+  const std::span<const double> losses(loss, again ? 0 : 1);
   scaled_loss_.reset();
   std::vector<GroupStep> constants = constants_if_last();
   return core_.begin_backward({.last = !constants.empty(),

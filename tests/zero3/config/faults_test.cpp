@@ -408,8 +408,6 @@ const Case unsupported[] = {
     {R"({"aio": {"use_gds": true}})", "not supported yet: aio.use_gds: got true, allowed false"},
     {R"({"artesian": {"durable": true}})",
      "not supported yet: artesian.durable: got true, allowed false"},
-    {R"({"managed_gradient_accumulation": false})",
-     "not supported yet: managed_gradient_accumulation: got false, allowed true"},
     {R"({"data_types": {"grad_accum_dtype": "bf16"}, "fp16": {"enabled": true}})",
      "not supported yet: data_types.grad_accum_dtype: got \"bf16\", allowed fp32 or the "
      "parameters' type"},
