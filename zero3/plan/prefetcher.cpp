@@ -290,7 +290,8 @@ Result<bool> Prefetcher::start_with_room(std::uint32_t unit, aio::Priority prior
   return true;
 }
 
-Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
+/// Begins to fetch the units that are absent. Returns those that are streamed, by size.
+Result<AccessOrder::Access> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
   AccessOrder::Access by_size;
   for (const auto unit : units) {
     if (streamed(unit)) by_size.push_back(unit);
@@ -325,12 +326,9 @@ Result<void> Prefetcher::demand(const AccessOrder::Access& units) noexcept {
                                                                  : course_->statistics.reused;
     counter += numel_[unit];
     found_[unit] = Found::Reused;
-    ARTESIAN_TRY_VOID(residency_.acquire(unit));
     if (in_steps()) used_[unit] = true;
-    entering_[unit] = false;  // pinned from here on
-    follow(unit);
   }
-  return {};
+  return by_size;
 }
 
 /// Finds the access in the order.
@@ -379,8 +377,14 @@ Result<void> Prefetcher::skip_to(std::size_t index, const AccessOrder::Access& e
 
 Result<void> Prefetcher::enter(const AccessOrder::Access& units) noexcept {
   ARTESIAN_TRY_VOID(advance(units));
-  ARTESIAN_TRY_VOID(demand(units));
-  return look_ahead();
+  ARTESIAN_TRY(demanded, demand(units));
+  auto ahead = look_ahead();  // before the wait, so that the disk never idles in it
+  for (const auto unit : demanded) {
+    ARTESIAN_TRY_VOID(residency_.acquire(unit));
+    entering_[unit] = false;  // pinned from here on
+    follow(unit);
+  }
+  return ahead;
 }
 
 /// Evicts units that are needed later than in `next_use` accesses until one more may be live;

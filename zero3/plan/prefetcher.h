@@ -86,7 +86,7 @@ class Prefetcher {
   /// had not happened.
   std::size_t position() const noexcept { return course_->round.size(); }
   void rewind(std::size_t position) noexcept;
-  /// Gathers and pins the units of one stage, then fetches ahead. Errors: Io, Corrupt, Timeout;
+  /// Gathers and pins the units of one stage, and fetches ahead. Errors: Io, Corrupt, Timeout;
   /// Exhausted if the units cannot fit even alone (a placement rules that out).
   Result<void> enter(const AccessOrder::Access& units) noexcept;
   /// Unpins them; each is kept or evicted by its reuse distance.
@@ -152,7 +152,7 @@ class Prefetcher {
     std::size_t strays_in_a_row() const noexcept;
   };
 
-  Result<void> demand(const AccessOrder::Access& units) noexcept;
+  Result<AccessOrder::Access> demand(const AccessOrder::Access& units) noexcept;
   Result<bool> make_room(std::uint64_t next_use_min) noexcept;
   Result<bool> start_with_room(std::uint32_t unit, aio::Priority priority,
                                std::uint64_t next_use_min) noexcept;

@@ -266,6 +266,40 @@ TEST(Prefetcher, TellsWhatADemandGivesUpBeforeItIsUsed) {
   EXPECT_TRUE(prefetcher.clear().has_value());
 }
 
+/// One unit may be ahead: the next one's reads begin before the wait for the one that is entered,
+/// so that the disk never idles between the two.
+TEST(Prefetcher, FetchesAheadBeforeItWaitsForWhatIsEntered) {
+  const SmallModel model = equal_units(4, 64);
+  const Layout layout = make_layout(model.parameters, model.stages, {}, 1);
+  std::vector<std::pair<tiering::SlotState, std::uint32_t>> moves;
+  DrySlots slots(std::vector<DryUnit>(4, {.slot_bytes = 4096}), 4 * 4096, 0,
+                 [&](const DryMove& move) { moves.emplace_back(move.to, move.unit); });
+  Prefetcher prefetcher(layout, slots, {1, unlimited, 0});
+  for (int step = 0; step < 2; ++step) {
+    prefetcher.begin_step();
+    moves.clear();
+    for (std::uint32_t unit = 0; unit < 4; ++unit) {
+      EXPECT_TRUE(prefetcher.enter({unit}).has_value());
+      EXPECT_TRUE(prefetcher.leave({unit}).has_value());
+    }
+    EXPECT_TRUE(prefetcher.end_step().has_value());
+  }
+  using enum tiering::SlotState;
+  EXPECT_EQ(moves, (decltype(moves){{Fetching, 0},
+                                    {Fetching, 1},
+                                    {Live, 0},
+                                    {Absent, 0},
+                                    {Fetching, 2},
+                                    {Live, 1},
+                                    {Absent, 1},
+                                    {Fetching, 3},
+                                    {Live, 2},
+                                    {Absent, 2},
+                                    {Live, 3},
+                                    {Absent, 3}}));
+  EXPECT_TRUE(prefetcher.clear().has_value());
+}
+
 /// A prefetcher over dry slots: a random model of one or two units a stage, in little room.
 class RandomSlots {
  public:
