@@ -18,6 +18,7 @@ SHAPES = {  # layers, hidden, intermediate, heads, vocabulary
     "tiny": (4, 256, 512, 4, 2048),
 }
 PROMPT = 16  # tokens
+DEPTH = 32  # as bench/inference.py has fio's
 
 
 def make(folder, name):
@@ -53,10 +54,17 @@ def make(folder, name):
 def on_nvme(options):
     import artesian
 
-    nvme = {"device": "nvme", "nvme_path": str(options.nvme)}
+    shape = transformers.AutoConfig.from_pretrained(options.folder)
+    layer = shape.hidden_size * (4 * shape.hidden_size + 3 * shape.intermediate_size)
+    nvme = {"device": "nvme", "nvme_path": str(options.nvme), "max_in_cpu": 0}
     config = {
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "offload_param": nvme | {"max_in_cpu": 0}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": nvme,
+            "stage3_prefetch_bucket_size": 2 * layer,  # the default is half a layer of this model
+        },
+        "aio": {"queue_depth": DEPTH},
         "artesian": {"device_memory": options.budget, "host_memory": options.budget},
     }
     with artesian.zero.Init(config_dict_or_path=config):
