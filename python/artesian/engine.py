@@ -48,9 +48,11 @@ from artesian.optim import (
 from artesian.ranks import ranks_of
 from artesian.saving import load, save
 from artesian.schedulers import schedule_of, take_rates
+from artesian.shares import now_of, shares_for
 from artesian.state import (
     SMALL,
     AsStored,
+    check_shape,
     consolidated_state_dict,
     empty_in_file,
     values_of_parameters,
@@ -102,14 +104,6 @@ def _constants_of(
 
 def as_state(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32).contiguous()
-
-
-def check_shape(call: str, parameter: nn.Parameter, values: torch.Tensor) -> None:
-    if values.shape != parameter.shape:
-        raise InvalidError(
-            f"{call}: got the shape {tuple(values.shape)}, allowed that of the parameter, "
-            f"{tuple(parameter.shape)}"
-        )
 
 
 def check_model(model: nn.Module, plan: Plan) -> None:
@@ -182,13 +176,12 @@ class Engine(Members):
             engines=self._engines_here(),
             constants=_constants_of(weakref.ref(self.optimizer)),
             group=self.ranks.group,
+            shares=shares_for(plan.parameters, self.ranks),
         )
         self.saved_masters = SavedMasters(self.config_values.nvme_path, self.param_dtype)
         self._managed = list(plan.parameters.values())
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
-        for parameter in plan.parameters.values():
-            # zero.GatheredParameters finds the engine through this attribute.
-            parameter._artesian_engine = weakref.ref(self)  # type: ignore[attr-defined]
+        now_of(self, plan.parameters)
         self.resident = self._core.resident
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)

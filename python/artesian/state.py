@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from artesian.errors import InvalidError
+
 if TYPE_CHECKING:
     from artesian.engine import Engine
 
@@ -36,6 +38,14 @@ def empty_in_file(shape: torch.Size, dtype: torch.dtype, folder: str) -> torch.T
         os.close(handle)
         os.unlink(path)
     return mapped.view(shape)
+
+
+def check_shape(call: str, parameter: torch.nn.Parameter, values: torch.Tensor) -> None:
+    if values.shape != parameter.shape:
+        raise InvalidError(
+            f"{call}: got the shape {tuple(values.shape)}, allowed that of the parameter, "
+            f"{tuple(parameter.shape)}"
+        )
 
 
 class AsStored:
@@ -111,7 +121,7 @@ def consolidated_state_dict(
             if engine.manages(parameter) and (
                 parameter.requires_grad or not exclude_frozen_parameters
             ):
-                engine._read_master(engine._number(parameter), None)
+                engine._core.help_read_state(engine._number(parameter), "fp32")
         return {}
 
     def read(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -17,6 +17,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from artesian.config import expand_dotted, values_of
 from artesian.described import describe
 from artesian.errors import UnsupportedError
+from artesian.shares import (
+    WHOLE_AT_ONCE,
+    Window,
+    can_be_divided,
+    gather,
+    moving,
+    ranks_for_init,
+    scatter,
+    share_of,
+)
 from artesian.state import SMALL, empty_in_file, is_mapped
 
 if TYPE_CHECKING:
@@ -24,15 +34,17 @@ if TYPE_CHECKING:
 
 
 def spool_folder(config: Any) -> str | None:
-    """The config's NVMe folder for parameters or, until that exists, its parent."""
+    """The config's NVMe folder for parameters, else that for the optimizer or, until that exists,
+    its parent."""
     if config is None:
         return None
     values = expand_dotted(values_of(config)[0]).get("zero_optimization", {})
-    offload = values.get("offload_param") if isinstance(values, dict) else None
-    if not isinstance(offload, dict) or offload.get("device") != "nvme":
-        return None
-    path = os.fspath(offload.get("nvme_path") or "")
-    return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    for section in ("offload_param", "offload_optimizer"):
+        offload = values.get(section) if isinstance(values, dict) else None
+        if isinstance(offload, dict) and offload.get("device") == "nvme":
+            path = os.fspath(offload.get("nvme_path") or "")
+            return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    return None
 
 
 def stage_of(config: Any) -> Any:
@@ -53,13 +65,17 @@ def spool(parameter: nn.Parameter, folder: str) -> None:
 
 
 class Init(contextlib.AbstractContextManager["Init"]):
-    """A context in which models are created. If the config has parameters on NVMe, each new
-    parameter of a module is put into a mapped file there, so that models larger than memory can be
-    created, loaded and initialized. The files are unnamed, and disappear when the engine takes over
-    the parameters. Otherwise models are created in memory, as without this context.
+    """A context in which models are created. If the config has state on NVMe, each new parameter of
+    a module is put into a mapped file there, so that models larger than memory can be created,
+    loaded and initialized. The files are unnamed, and disappear when the engine takes over the
+    parameters. Otherwise models are created in memory, as without this context.
 
-    `module`: an existing module, whose parameters are moved. The other arguments are DeepSpeed's,
-    and have no effect."""
+    At stage 3 several ranks keep a share of each parameter, of rank 0's values, so that no rank
+    holds a whole model. Inside of the context constructors can read and write all parameters, and
+    all ranks must run the same ones; after it GatheredParameters has the values.
+
+    `module`: an existing module, whose parameters are moved. `data_parallel_group`: the ranks, by
+    default all. The other arguments are DeepSpeed's, and have no effect."""
 
     def __init__(
         self,
@@ -79,30 +95,51 @@ class Init(contextlib.AbstractContextManager["Init"]):
         given = config_dict_or_path if config_dict_or_path is not None else config
         self.folder = spool_folder(given) if enabled else None
         self.partitioned = enabled and stage_of(given) == 3
+        self.group = data_parallel_group
+        self.window: Window | None = None
+        self.modes = contextlib.ExitStack()
         self.handle: torch.utils.hooks.RemovableHandle | None = None
         if module is not None:
+            self._meet()
             for parameter in module.parameters():
                 self._take(module, "", parameter)
+            if self.window is not None:
+                self.window.divide_all()
 
     def __enter__(self) -> Init:
         if self.enabled:
             from artesian.deepspeed import comm
 
             comm.init_distributed()  # scripts rely on it from now on
-        if self.enabled:
+            self._meet()
+            if self.window is not None:
+                self.modes.enter_context(self.window.mode)
             self.handle = register_module_parameter_registration_hook(self._take)
         return self
 
+    def _meet(self) -> None:
+        ranks = ranks_for_init(self.group) if self.partitioned else None
+        if ranks is not None:
+            self.window = Window(ranks, self.folder)
+
     def _take(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if self.folder is not None:
+        if share_of(parameter) is not None:  # a tied one, or a module that is moved
+            return
+        divided = self.window is not None and can_be_divided(parameter)
+        if self.folder is not None and not (divided and parameter.nbytes < WHOLE_AT_ONCE):
             spool(parameter, self.folder)
         if self.partitioned and isinstance(parameter, nn.Parameter):
             describe(parameter)
+        if self.window is not None:
+            self.window.add(parameter)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.modes.close()
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
+            if self.window is not None and error is None:
+                self.window.divide_all()
 
 
 def engine_of(parameter: Any) -> Engine | None:
@@ -112,9 +149,12 @@ def engine_of(parameter: Any) -> Engine | None:
 
 
 def is_released(parameter: Any) -> bool:
-    """True if an engine manages the parameter's memory, and the parameter is not resident."""
+    """True if an engine manages the parameter's memory, and the parameter is not resident, or if
+    zero.Init has divided it."""
     engine = engine_of(parameter)
-    return engine is not None and not engine.resident
+    if engine is None:
+        return share_of(parameter) is not None
+    return not engine.resident
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -176,25 +216,31 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         try:
-            for parameter in self.parameters.values():
-                if not getattr(parameter, "_artesian_lent", False):
-                    self._lend(parameter)
+            with moving():
+                for parameter in self.parameters.values():
+                    if not getattr(parameter, "_artesian_lent", False):
+                        self._lend(parameter)
         except BaseException:
             self._take_back()
             raise
 
     def _lend(self, parameter: nn.Parameter) -> None:
         engine = engine_of(parameter)
-        assert engine is not None
-        if engine._core.depth > 0:
-            engine._core.gather(engine._number(parameter))
-            return
-        if torch._C._current_graph_task_id() != -1:
-            check_is_there(parameter, engine)
-            return
-        values = engine.full_parameter(parameter).to(parameter.device, parameter.dtype)
+        share = share_of(parameter)
+        if engine is None:
+            assert share is not None
+            values = gather(parameter, share)
+        else:
+            if engine._core.depth > 0:
+                engine._core.gather(engine._number(parameter))
+                return
+            if torch._C._current_graph_task_id() != -1:
+                check_is_there(parameter, engine)
+                return
+            values = engine.full_parameter(parameter).to(parameter.device, parameter.dtype)
         self.lent.append(Lent(parameter, parameter.detach(), parameter._version, checksum(values)))
-        engine._core.lend(engine._number(parameter), True)
+        if engine is not None:
+            engine._core.lend(engine._number(parameter), True)
         parameter._artesian_lent = True  # type: ignore[attr-defined]
         parameter.data = values
 
@@ -217,7 +263,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         return returned
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        returned = self._take_back()
+        with moving():
+            returned = self._take_back()
         if error is not None:
             return
         if self.modifier is not None:
@@ -235,6 +282,11 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 def take_from(rank: int, returned: Returned) -> None:
     """Copies one rank's values of a parameter to all ranks."""
     engine = engine_of(returned.parameter)
+    share = share_of(returned.parameter)
+    if share is not None:
+        scatter(returned.values, share, rank)
+        returned.changed = False  # each rank has its share of the change
+        return
     if engine is None or engine.ranks.group is None:
         return
     changed = torch.tensor([returned.changed])

@@ -81,12 +81,14 @@ zero3::UnitUses::Constants asking(py::function ask) {
 
 /// `constants`: returns the next step's constants, in the form of step()'s argument. groups[i]: the
 /// group of parameter i, of `group_count`. A stage is a name, its parameters, and the parameter
-/// that it looks up; `tables`: parameters that are only read by look_up and multiply.
+/// that it looks up; `tables`: parameters that are only read by look_up and multiply. `shares`: as
+/// HookedEngineOptions::shares, or None.
 Holder create(const zero3::Config& config, const NamedTensors& parameters, const Numbers& groups,
               std::size_t group_count, bool skip_unreached, bool divides_own_losses,
               const Stages& stages, const Numbers& tables, const Numbers& matrices,
               const NamedTensors& others, std::uint64_t engines, const std::string& device,
-              py::function constants, std::shared_ptr<comm::Group> ranks) {
+              py::function constants, std::shared_ptr<comm::Group> ranks,
+              const std::vector<std::optional<at::Tensor>>& shares) {
   zero3::ModelShape shape;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters) {
@@ -94,6 +96,8 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
     shape.parameters.push_back({.name = name, .shape = tensor.sizes().vec(), .group = group});
     tensors.push_back(tensor);
   }
+  std::vector<at::Tensor> of_rank;
+  for (const auto& share : shares) of_rank.push_back(share.value_or(at::Tensor()));
   const zero3::HookedEngineOptions options{
       .device = device,
       .groups = std::vector<zero3::GroupOptions>(group_count),
@@ -101,6 +105,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
       .engines = engines,
       .divides_own_losses = divides_own_losses,
       .group = std::move(ranks),
+      .shares = std::move(of_rank),
       .constants = asking(std::move(constants))};
   for (const std::uint32_t table : tables) shape.parameters.at(table).tiled = true;
   for (const std::uint32_t matrix : matrices) shape.parameters.at(matrix).matrix = true;
@@ -220,6 +225,11 @@ void bind_tables(py::class_<HookedEngine, Holder>& bound) {
 
 void bind_state(py::class_<HookedEngine, Holder>& bound) {
   bound
+      .def("help_read_state",
+           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind) {
+             const StateKind state = state_kind(engine, parameter, kind);
+             without_gil([&] { return engine.help_read_state(parameter, state); });
+           })
       .def(
           "read_state",
           [](HookedEngine& engine, std::uint32_t parameter, const std::string& kind,
@@ -343,7 +353,7 @@ void bind_engine(py::module_& module) {
            py::arg("groups"), py::arg("group_count"), py::arg("skip_unreached"),
            py::arg("divides_own_losses"), py::arg("stages"), py::arg("tables"), py::arg("matrices"),
            py::arg("others"), py::arg("engines"), py::arg("device"), py::arg("constants"),
-           py::arg("group"))
+           py::arg("group"), py::arg("shares"))
       .def("enter",
            [](HookedEngine& engine, std::uint32_t stage, bool evaluate) {
              call_uses<&UnitUses::enter>(engine, stage, pass_of(evaluate));

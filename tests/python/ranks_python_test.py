@@ -31,10 +31,13 @@ ZOO = [
     {"model": "branches", "stage": 2, "optimizer": "cpu"},
     {"model": "llama", "again": 2, "dtype": "bf16"},
     {"model": "bart", "again": 2, "stage": 1, "micro_batches": 2},
+    {"model": "gpt2", "init": True, "param": "cpu"},
+    {"model": "bert", "init": True, "param": "nvme", "optimizer": "nvme", "dtype": "bf16"},
 ]
 THREE = [
     {"model": "branches", "stage": 2, "micro_batches": 6},
     {"model": "llama_tied", "stage": 1, "optimizer": "nvme", "dtype": "fp16", "micro_batches": 3},
+    {"model": "llama_tied", "init": True, "freeze": "mlp", "param": "cpu", "micro_batches": 3},
 ]
 SAVED = {"model": "llama", "freeze": "mlp", "optimizer": "nvme", "param": "nvme", "dtype": "bf16",
          "micro_batches": 6}  # fmt: skip

@@ -10,7 +10,10 @@ import artesian
 import small_models
 import torch
 
+from artesian import shares, zero
+
 STEPS = 3
+shares.WHOLE_AT_ONCE = 1 << 10  # bytes: zero.Init divides while a model is made
 
 
 def config_of(case, accumulation, folder):
@@ -49,18 +52,23 @@ class Branches(torch.nn.Module):
         return small_models.transformers.utils.ModelOutput(loss=hidden.square().mean())
 
 
-def make(case, rank):
-    """Without dropout, which has a generator of its own on each rank."""
-    if case["model"] == "branches":
-        torch.manual_seed(1)
-        model = Branches()
+def made(case):
+    if case["model"] != "branches":
+        return small_models.make(case["model"])
+    torch.manual_seed(1)
+    return Branches(), lambda seed: {"hidden": small_models.noise(seed, 3, 8), "seed": seed}
 
-        def batch(seed):
-            return {"hidden": small_models.noise(seed, 3, 8), "seed": seed}
+
+def make(case, rank, config):
+    """Without dropout, which has a generator of its own on each rank. `init`: inside of zero.Init,
+    where all but a few parameters are divided already while the model is made."""
+    if "init" in case:
+        with zero.Init(config_dict_or_path=config):
+            model, batch = made(case)
     else:
-        model, batch = small_models.make(case["model"])
-    for parameter in model.parameters() if rank > 0 else ():
-        parameter.data.normal_()  # what rank 0 has, counts
+        model, batch = made(case)
+        for parameter in model.parameters() if rank > 0 else ():
+            parameter.data.normal_()  # what rank 0 has, counts
     model.eval()
     if "checkpointing" in case:
         model.train()
@@ -83,9 +91,10 @@ def run(case, rank, ranks, folder):
     """Of each step loss, norm, overflow and loss scale; a gradient; and the digest in the end."""
     all_of_them = case.get("micro_batches", 2 * ranks if ranks > 1 else 4)
     own = all_of_them // ranks
-    model, batch = make(case, rank)
+    config = config_of(case, own, folder)
+    model, batch = make(case, rank, config)
     before = groups()
-    engine = artesian.initialize(model=model, config=config_of(case, own, folder))[0]
+    engine = artesian.initialize(model=model, config=config)[0]
     if "load" in case:
         engine.load_checkpoint(folder / "saved")
     lines = []

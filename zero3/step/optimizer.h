@@ -133,6 +133,8 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Result<void> for_each_state(std::uint32_t parameter, const Visit& visit) noexcept;
   template <typename Visit>
   Result<void> for_each_own_state(std::uint32_t parameter, const Visit& visit) noexcept;
+  Result<void> fill_by_unit(const std::vector<std::uint32_t>& units, StateSource& source,
+                            const SubGroupStream::SlicedBody& body) noexcept;
   Result<void> fill_slice(const SubGroup& group, StateSource& source, std::uint64_t begin,
                           std::uint64_t end) noexcept;
   bool settles(std::uint32_t unit) const noexcept;

@@ -18,6 +18,12 @@ class StateSource {
   /// Thread: any, several at once.
   virtual Result<void> read(std::uint32_t parameter, std::uint64_t first, std::span<float> master,
                             std::span<float> exp_avg, std::span<float> exp_avg_sq) noexcept = 0;
+  /// As WeightSource::comes_by_unit() and begin().
+  virtual bool comes_by_unit() const noexcept { return false; }
+  virtual Result<void> begin(std::uint32_t unit) noexcept {
+    static_cast<void>(unit);
+    return {};
+  }
   /// True if a parameter keeps its present state, and is not read.
   virtual bool keeps(std::uint32_t parameter) const noexcept {
     static_cast<void>(parameter);

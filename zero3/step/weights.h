@@ -20,6 +20,14 @@ class WeightSource {
   /// Errors: Io, Corrupt, naming file and tensor.  Thread: any, several at once.
   virtual Result<void> read(std::uint32_t parameter, std::uint64_t first,
                             std::span<float> target) noexcept = 0;
+  /// True if begin() must be called for each unit.
+  virtual bool comes_by_unit() const noexcept { return false; }
+  /// Called by all ranks, in the same order, before a unit's parameters are read and after all
+  /// reads of the former one. Errors: as read(); the group's.
+  virtual Result<void> begin(std::uint32_t unit) noexcept {
+    static_cast<void>(unit);
+    return {};
+  }
 };
 
 /// Random weights according to each parameter's `initial`. The same seed gives the same numbers,

@@ -13,6 +13,7 @@
 #include "base/keep_for_ever.h"
 #include "base/log.h"
 #include "zero3/torch/compute_device.h"
+#include "zero3/torch/divided_weights.h"
 #include "zero3/torch/first_calls.h"
 #include "zero3/torch/from_torch.h"
 #include "zero3/torch/make_core.h"
@@ -81,9 +82,10 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
                                given.engines));
   core_ = std::move(core);
   const auto& parameters = core_->shape().parameters;
-  ARTESIAN_TRY_VOID(take_first_values(tensors, others));
-  ARTESIAN_TRY(weights, TensorWeights::create(parameters, {tensors.begin(), tensors.end()}));
-  ARTESIAN_TRY_VOID(core_->initialize(weights, {}));
+  std::vector<at::Tensor> shares = given.shares;
+  shares.resize(tensors.size());
+  ARTESIAN_TRY_VOID(take_first_values(tensors, others, shares));
+  ARTESIAN_TRY_VOID(initialize(tensors, shares));
   ARTESIAN_TRY(adopted, ParameterTensors::adopt(parameters, core_->placement(), tensors, others,
                                                 device_.torch));
   tensors_ = std::move(adopted);
@@ -96,11 +98,40 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
 
 /// Every rank begins with rank 0's values, as with DistributedDataParallel.
 Result<void> HookedEngine::take_first_values(std::span<const at::Tensor> tensors,
-                                             std::span<const NamedTensor> others) {
+                                             std::span<const NamedTensor> others,
+                                             const std::vector<at::Tensor>& shares) {
   if (group_ == nullptr) return {};
-  for (const at::Tensor& tensor : tensors) ARTESIAN_TRY_VOID(broadcast(tensor, 0));
+  std::vector<std::byte> divided;
+  for (const at::Tensor& share : shares) divided.push_back(std::byte(share.defined()));
+  ARTESIAN_TRY(told, group_->exchange(divided, {"parameters of zero.Init"}));
+  for (std::size_t at = 0; at < told.size(); ++at) {
+    const std::size_t parameter = at % divided.size();
+    if (told[at] == divided[parameter]) continue;
+    return make_error(
+        ErrorCode::Invalid,
+        fmt::format("parameter \"{}\": zero.Init has divided it among the ranks on some of them "
+                    "only, rank {} and rank {} differ; make the model alike on all",
+                    core_->shape().parameters[parameter].name, group_->rank(),
+                    at / divided.size()));
+  }
+  for (std::size_t parameter = 0; parameter < tensors.size(); ++parameter) {
+    if (!shares[parameter].defined()) ARTESIAN_TRY_VOID(broadcast(tensors[parameter], 0));
+  }
   for (const NamedTensor& each : others) ARTESIAN_TRY_VOID(broadcast(each.tensor, 0));
   return {};
+}
+
+/// Fills the homes from the tensors, or from what each rank has of them.
+Result<void> HookedEngine::initialize(std::span<const at::Tensor> tensors,
+                                      const std::vector<at::Tensor>& shares) {
+  ARTESIAN_TRY(whole,
+               TensorWeights::create(core_->shape().parameters, {tensors.begin(), tensors.end()}));
+  const bool some = std::any_of(shares.begin(), shares.end(),
+                                [](const at::Tensor& share) { return share.defined(); });
+  if (!some) return core_->initialize(whole, {});
+  ARTESIAN_CHECK(group_ != nullptr);
+  DividedWeights weights(std::move(whole), shares, core_->layout(), *group_);
+  return core_->initialize(weights, {});
 }
 
 Result<void> HookedEngine::broadcast(const at::Tensor& tensor, std::uint32_t root) {
@@ -175,6 +206,12 @@ Result<at::Tensor> HookedEngine::read_state(std::uint32_t parameter, StateKind k
     ARTESIAN_TRY_VOID(core_->read_state(parameter, kind, into(values)));
     return values;
   });
+}
+
+Result<void> HookedEngine::help_read_state(std::uint32_t parameter, StateKind kind) {
+  ARTESIAN_TRY_VOID(uses_for(parameter, "read_state"));
+  return core_->read_state(parameter, kind,
+                           [](std::span<const float>) -> Result<void> { return {}; });
 }
 
 Result<at::Tensor> HookedEngine::read_gradient(std::uint32_t parameter) {

@@ -31,7 +31,10 @@ struct HookedEngineOptions {
   std::uint64_t engines = 1;
   bool divides_own_losses = false;       // UnitUses::divide_own_losses
   std::shared_ptr<comm::Group> group{};  // the ranks that train together; null: one rank
-  UnitUses::Constants constants{};       // called on the thread that requests gradients
+  /// By parameter this rank's share, as for DividedWeights, whose memory the engine frees;
+  /// undefined if the tensor has all values. Empty: all have.
+  std::vector<at::Tensor> shares{};
+  UnitUses::Constants constants{};  // called on the thread that requests gradients
 };
 
 class HookedEngine {
@@ -62,6 +65,8 @@ class HookedEngine {
   /// tensor of any dtype, or in a new fp32 tensor. Errors: as StepCore::read_state; Invalid.
   Result<at::Tensor> read_state(std::uint32_t parameter, StateKind kind,
                                 const at::Tensor& target = {});
+  /// Does this rank's part of a read_state() of the other ranks. Errors: as there.
+  Result<void> help_read_state(std::uint32_t parameter, StateKind kind);
   /// Replaces a parameter's master weights or a moment. Shape: that of the parameter, fp32,
   /// contiguous, on the CPU. Drops a forward without a backward. Errors: as StepCore::write_state;
   /// Invalid (wrong tensor).
@@ -97,7 +102,10 @@ class HookedEngine {
  private:
   HookedEngine() = default;
   Result<void> take_first_values(std::span<const at::Tensor> tensors,
-                                 std::span<const NamedTensor> others);
+                                 std::span<const NamedTensor> others,
+                                 const std::vector<at::Tensor>& shares);
+  Result<void> initialize(std::span<const at::Tensor> tensors,
+                          const std::vector<at::Tensor>& shares);
   Result<void> add_generators_of_ranks(SaveRequest& request);
   void take_generator_of_rank(std::map<std::string, std::string>& random) const;
   Result<UnitUses*> uses_for(std::uint32_t parameter, const char* call);
