@@ -400,6 +400,9 @@ void bind_engine(py::module_& module) {
       .def_property_readonly(
           "closed_late",
           [](HookedEngine& engine) { return value_or_raise(engine.uses())->closed_late(); })
+      .def_property_readonly(
+          "held_beside_max",
+          [](HookedEngine& engine) { return engine.core().gradients().held_beside_max(); })
       .def_property_readonly("uses_alive", [](HookedEngine& engine) {
         return value_or_raise(engine.uses())->uses_alive();
       });

@@ -242,6 +242,7 @@ assert evaluate() == before
 train()
 train()
 said["digest"], said["value"] = engine.digest(), evaluate()
+said["beside"] = engine._core.held_beside_max
 # What is frozen is whole on each rank, which evaluates it alone.
 frozen = artesian.init_inference(Blocks(), config)
 said["alone"] = None if rank == 1 else frozen(torch.ones(2, 32)).item()
@@ -266,6 +267,8 @@ def test_ranks_that_have_a_share_each_go_on_after_what_one_of_them_refuses(tmp_p
     assert first["digest"] == second["digest"] == third["digest"]
     assert first["value"] == second["value"] == third["value"]
     assert first["alone"] == third["alone"] is not None
+    # Each block's gradients are sent before those of the next one come.
+    assert first["beside"] == second["beside"] == third["beside"] == 0
     differ = "ranks enter different units: rank"
     assert first["order"].startswith(f"{differ} 0 is at blocks.3, rank 1 at blocks.4"), first
     assert second["order"].startswith(f"{differ} 1 is at blocks.4, rank 0 at blocks.3"), second

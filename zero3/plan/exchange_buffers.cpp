@@ -20,6 +20,42 @@ std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
   return (ranks - 1) * (unit.share * element_size + slices * header);
 }
 
+namespace {
+
+/// True unless exactly one stage uses the unit: then backward is done with it with that stage.
+bool is_tied(const Layout& layout, std::uint32_t unit) {
+  std::ptrdiff_t uses = 0;
+  for (const auto& stage : layout.stages) uses += std::count(stage.begin(), stage.end(), unit);
+  return uses != 1;
+}
+
+/// If units are sent early, the stages share one place, except for tied units.
+void place_held(const Layout& layout, bool early, ExchangeBuffers& buffers) {
+  const auto bytes_of = [&](std::uint32_t unit) {
+    return layout.units[unit].trainable ? layout.units[unit].image * buffers.element_size : 0;
+  };
+  buffers.held_at.resize(layout.units.size());
+  for (std::uint32_t unit = 0; unit < layout.units.size(); ++unit) {
+    if (early && !is_tied(layout, unit)) continue;
+    buffers.held_at[unit] = buffers.held;
+    buffers.held += bytes_of(unit);
+  }
+  if (!early) return;
+  std::uint64_t largest = 0;
+  for (const auto& stage : layout.stages) {
+    std::uint64_t of_stage = 0;
+    for (const std::uint32_t unit : stage) {
+      if (is_tied(layout, unit)) continue;
+      buffers.held_at[unit] = buffers.held + of_stage;
+      of_stage += bytes_of(unit);
+    }
+    largest = std::max(largest, of_stage);
+  }
+  buffers.held += largest;
+}
+
+}  // namespace
+
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
                                  DType param_dtype, const ExchangeOfRanks& of) {
   ARTESIAN_CHECK(of.ranks > 1, of.ranks);
@@ -29,13 +65,13 @@ ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<Paramet
   for (const Unit& unit : layout.units) {
     if (!unit.trainable) continue;
     share = std::max(share, unit.share);
-    if (of.hooked) buffers.held += unit.image * buffers.element_size;
     most = std::max(most, unit.parameters.size());
     for (const std::uint32_t parameter : unit.parameters) {
       if (!parameters[parameter].tiled || !of.in_tiles) continue;
       buffers.whole = std::max(buffers.whole, layout.places[parameter].numel);
     }
   }
+  if (of.hooked) place_held(layout, of.cut, buffers);
   const std::uint64_t fair = std::max(round_down(elements_max / of.ranks, image_alignment),
                                       std::uint64_t{image_alignment});
   buffers.slice = std::min(share, fair);

@@ -17,7 +17,10 @@ struct ExchangeBuffers {
   std::uint64_t element_size = 0;  // bytes: gradients are sent in the parameters' dtype
   std::uint64_t header = 0;        // bytes before each slice: its owner and content
   std::uint64_t whole = 0;         // bytes of the largest gradient that is computed in tiles
-  std::uint64_t held = 0;          // bytes of all gradients of a micro-batch, until it is complete
+  std::uint64_t held = 0;          // bytes of gradients until they are sent
+  // By unit, if gradients are held: where its gradients are; stages may share a place, and are then
+  // held one after the other.
+  std::vector<std::uint64_t> held_at{};
 
   std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
   /// Bytes of one direction: sent or received.
@@ -31,6 +34,7 @@ struct ExchangeBuffers {
 struct ExchangeOfRanks {
   std::uint64_t ranks = 2;  // number of ranks; several
   bool hooked = false;      // the caller runs the model: gradients arrive in each rank's own order
+  bool cut = false;         // parameters are cut: that order is the same, and units are sent early
   bool in_tiles = false;    // the host computes, and computes some gradients in tiles
 };
 /// The buffers of a run with several ranks.

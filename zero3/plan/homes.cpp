@@ -95,6 +95,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
     plan.exchange = exchange_buffers(plan.layout, *request.parameters, plan.param_dtype,
                                      {.ranks = request.ranks,
                                       .hooked = request.hooked,
+                                      .cut = plan.params_cut,
                                       .in_tiles = !request.hooked && !request.separate_device});
   }
   return with_routes(std::move(plan));

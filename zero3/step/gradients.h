@@ -99,6 +99,12 @@ class Gradients {
   /// for each unit rank by rank, and for each rank its rows last. `parameters`: those of the model.
   /// Errors: as add.
   Result<void> add_held(std::span<const ParameterSpec> parameters) noexcept;
+  /// The same for one unit, before the micro-batch is complete: Note [Where ranks meet].
+  Result<void> add_held_of(std::uint32_t unit, std::span<const ParameterSpec> parameters) noexcept;
+  /// The most bytes of held gradients for which there was no room in the plan.
+  std::uint64_t held_beside_max() const noexcept {
+    return sums_.has_value() ? sums_->bytes_beside_max() : 0;
+  }
   void drop_held() { sums_->clear(); }
   /// True if any rank has added to the parameter's gradient in this step; known until the next step
   /// begins.
@@ -146,6 +152,7 @@ class Gradients {
   /// `rows`: added for each rank after its gradients; may be null.
   Result<void> add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
                                 const GradientExchange::Rows* rows = nullptr) noexcept;
+  std::uint8_t has_of(std::uint32_t parameter) const;
   Result<void> add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
                              std::span<const ParameterSpec> parameters) noexcept;
   /// Elements of this rank's share.

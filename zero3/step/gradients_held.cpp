@@ -37,13 +37,34 @@ Result<void> Gradients::hold(std::uint32_t parameter, const void* data,
   return {};
 }
 
+std::uint8_t Gradients::has_of(std::uint32_t parameter) const {
+  const int whole = sums_->has(parameter) ? has_whole : 0;
+  return static_cast<std::uint8_t>(whole | (sums_->has_rows(parameter) ? has_rows : 0));
+}
+
+Result<void> Gradients::add_held_of(std::uint32_t unit,
+                                    std::span<const ParameterSpec> parameters) noexcept {
+  ARTESIAN_CHECK(holds() && trainable(unit), unit);
+  std::uint8_t mine = 0;
+  for (const std::uint32_t parameter : state_.layout().units[unit].parameters) {
+    mine |= has_of(parameter);
+  }
+  ARTESIAN_TRY(told, exchange_->group().exchange(std::as_bytes(std::span(&mine, 1)),
+                                                 {"gradients that there are"}));
+  std::vector<std::uint8_t> there;
+  for (const std::byte each : told) there.push_back(static_cast<std::uint8_t>(each));
+  ARTESIAN_TRY_VOID(add_unit_held(unit, there, parameters));
+  if (spilled(unit)) ARTESIAN_TRY_VOID(write_back());
+  sums_->clear(unit);
+  return {};
+}
+
 Result<void> Gradients::add_held(std::span<const ParameterSpec> parameters) noexcept {
   const auto& units = state_.layout().units;
   comm::Group& group = exchange_->group();
   std::vector<std::uint8_t> mine(parameters.size());
   for (std::uint32_t parameter = 0; parameter < mine.size(); ++parameter) {
-    if (sums_->has(parameter)) mine[parameter] |= has_whole;
-    if (sums_->has_rows(parameter)) mine[parameter] |= has_rows;
+    mine[parameter] = has_of(parameter);
   }
   ARTESIAN_TRY(told, group.exchange(std::as_bytes(std::span(mine)), {"gradients that there are"}));
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {

@@ -15,18 +15,44 @@ constexpr std::uint64_t elements_of_task = 16384;  // elements per task of the t
 
 MicroBatchSums::MicroBatchSums(const Placement& plan, std::span<std::byte> memory,
                                Executor& executor)
-    : plan_(plan), memory_(memory), executor_(executor), here_(plan.layout.places.size(), false) {
-  std::uint64_t begin = 0;
-  for (const Unit& unit : plan.layout.units) {
-    images_.push_back(begin);
-    if (unit.trainable) begin += unit.image * dtype_size(plan.param_dtype);
-  }
-  ARTESIAN_CHECK(memory.size() == begin, memory.size(), begin);
+    : plan_(plan),
+      memory_(memory),
+      executor_(executor),
+      images_(plan.layout.units.size()),
+      here_(plan.layout.places.size(), false) {
+  ARTESIAN_CHECK(memory.size() == plan.exchange.held, memory.size(), plan.exchange.held);
+  ARTESIAN_CHECK(plan.exchange.held_at.size() == images_.size(), images_.size());
 }
 
 std::byte* MicroBatchSums::data(std::uint32_t parameter) const {
   const ParameterPlace& place = plan_.layout.places[parameter];
-  return memory_.data() + images_[place.unit] + place.first * dtype_size(plan_.param_dtype);
+  ARTESIAN_CHECK(images_[place.unit] != nullptr, parameter);
+  return images_[place.unit] + place.first * dtype_size(plan_.param_dtype);
+}
+
+std::uint64_t MicroBatchSums::image_bytes(std::uint32_t unit) const noexcept {
+  return plan_.layout.units[unit].image * dtype_size(plan_.param_dtype);
+}
+
+/// Gives the unit its place in the memory, or memory beside it if another unit is there.
+void MicroBatchSums::make_room(std::uint32_t unit) {
+  if (images_[unit] != nullptr) return;
+  const std::span planned = memory_.subspan(plan_.exchange.held_at[unit], image_bytes(unit));
+  bool taken = false;
+  for (std::uint32_t other = 0; other < images_.size(); ++other) {
+    const bool here = images_[other] != nullptr && !beside_.contains(other);
+    taken = taken || (here && images_[other] < planned.data() + planned.size() &&
+                      planned.data() < images_[other] + image_bytes(other));
+  }
+  if (!taken) {
+    images_[unit] = planned.data();
+    return;
+  }
+  auto& memory = beside_[unit];
+  memory.reset(new std::byte[static_cast<std::size_t>(image_bytes(unit))]);
+  bytes_beside_ += image_bytes(unit);
+  bytes_beside_max_ = std::max(bytes_beside_max_, bytes_beside_);
+  images_[unit] = memory.get();
 }
 
 void MicroBatchSums::add(std::uint32_t parameter, std::uint64_t first, const std::byte* data,
@@ -34,6 +60,7 @@ void MicroBatchSums::add(std::uint32_t parameter, std::uint64_t first, const std
   const DType stored = plan_.param_dtype;
   const auto how = here_[parameter] ? kernels::Accumulate::Add : kernels::Accumulate::Set;
   ARTESIAN_CHECK(first + count <= plan_.layout.places[parameter].numel, parameter, first, count);
+  make_room(plan_.layout.places[parameter].unit);
   const Accumulator to{this->data(parameter) + first * dtype_size(stored), stored, stored, how};
   executor_.parallel_for(count, elements_of_task, [&](std::uint64_t begin, std::uint64_t end) {
     accumulate(to, data, dtype, begin, end);
@@ -63,7 +90,19 @@ std::vector<RowsOfLookup> MicroBatchSums::rows_of(std::uint32_t parameter) const
 
 void MicroBatchSums::clear() {
   here_.assign(here_.size(), false);
+  images_.assign(images_.size(), nullptr);
+  beside_.clear();
+  bytes_beside_ = 0;
   rows_.clear();
+}
+
+void MicroBatchSums::clear(std::uint32_t unit) {
+  for (const std::uint32_t parameter : plan_.layout.units[unit].parameters) {
+    here_[parameter] = false;
+    rows_.erase(parameter);
+  }
+  images_[unit] = nullptr;
+  if (beside_.erase(unit) != 0) bytes_beside_ -= image_bytes(unit);
 }
 
 }  // namespace artesian::zero3

@@ -1,10 +1,13 @@
 // MicroBatchSums: the gradients of one micro-batch of this rank so far, in the parameters' dtype.
-// They are kept until the micro-batch is complete and then sent to the ranks that own the shares.
-// So each rank may run a different graph, in its own order.
+// They are kept until they are sent to the ranks that own the shares: with the micro-batch
+// complete, so that each rank may run a different graph, in its own order; or, if parameters are
+// cut, with the unit complete (Gradients::add_held_of).
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,8 +39,11 @@ class MicroBatchSums {
   /// The look-ups' rows of a parameter, in order.
   std::vector<RowsOfLookup> rows_of(std::uint32_t parameter) const;
 
-  /// Resets to the initial state.
+  /// The most bytes that were needed beside the memory.
+  std::uint64_t bytes_beside_max() const noexcept { return bytes_beside_max_; }
+  /// Resets to the initial state, or does so for a unit.
   void clear();
+  void clear(std::uint32_t unit);
 
  private:
   struct Kept {
@@ -45,12 +51,19 @@ class MicroBatchSums {
     std::vector<float> gradient;  // [rows, width]
   };
   std::byte* data(std::uint32_t parameter) const;
+  std::uint64_t image_bytes(std::uint32_t unit) const noexcept;
+  void make_room(std::uint32_t unit);
 
   const Placement& plan_;
   const std::span<std::byte> memory_;
   Executor& executor_;
-  std::vector<std::uint64_t> images_;  // by unit: offset of its image in `memory_`
-  std::vector<bool> here_;             // by parameter: whether its gradient has arrived
+  std::vector<std::byte*> images_;  // by unit: its image; null if it has none now
+  // Images of units whose place another unit has: those that have not arrived in the order of the
+  // stages.
+  std::map<std::uint32_t, std::unique_ptr<std::byte[]>> beside_;
+  std::uint64_t bytes_beside_ = 0;
+  std::uint64_t bytes_beside_max_ = 0;
+  std::vector<bool> here_;  // by parameter: whether its gradient has arrived
   std::map<std::uint32_t, std::vector<Kept>> rows_;
 };
 

@@ -22,8 +22,9 @@
 // somebody else runs nothing of that is known; there they meet at the end of a micro-batch's
 // backward, whose gradients have been held until then, and in step(), which completes the update.
 // Between these a rank may read, evaluate or skip what it likes, unless parameters are divided:
-// then ranks also meet where one of them lacks others' shares of a unit, and at the end of an
-// evaluation, and all of them enter the same units in the same order. A rank that gives a pass up
+// then ranks also meet where one of them lacks others' shares of a unit, where backward leaves a
+// unit, whose gradients are then sent, and at the end of an evaluation, and all of them enter the
+// same units in the same order. A rank that gives a pass up
 // tells the others where they meet next.
 #pragma once
 
@@ -311,6 +312,11 @@ class StepCore : public StepFlow<StepCore> {
   DType compute_dtype() const noexcept { return options_.compute_dtype; }
   bool resident() const noexcept { return options_.resident; }
   std::uint32_t ranks() const noexcept { return agreement_.ranks(); }
+  /// If ranks meet within passes, all call this where backward is done with a use of the unit. If
+  /// on all of them no use is left (`complete`), its gradients are sent to the owners of the
+  /// shares. Errors: those of Gradients::add; Invalid: another rank has refused its batch, or is
+  /// elsewhere.
+  Result<void> send_gradients(std::uint32_t unit, bool complete);
   /// True if ranks meet within passes, too: Note [Where ranks meet].
   bool meets_in_passes() const noexcept { return meets() && placement().params_cut; }
   /// True if step() completes the update, so that nothing of it is pending afterwards.

@@ -13,6 +13,7 @@
 namespace artesian::zero3 {
 namespace {
 
+constexpr std::uint64_t of_gradients = 1;  // stands for gradients in place of shares
 constexpr const char* go_on_by = "; call zero_grad() on all ranks, and go on";
 
 }  // namespace
@@ -169,6 +170,23 @@ Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refu
   break_pass();
   refused.message += go_on_by;
   return refused;
+}
+
+Result<void> StepCore::send_gradients(std::uint32_t unit, bool complete) {
+  if (!meets_in_passes() || step_state_ != StepState::Backward) return {};
+  given_up_ = false;
+  const auto name_of = [this](std::uint64_t other) { return layout().units[other].name; };
+  const Agreement::Entry entry{.first = unit, .units = of_gradients, .ready = complete};
+  const auto all_complete = agreement_.enter(step_ + 1, micro_batches_, entry, name_of);
+  if (!all_complete.has_value() && agreement_.refused()) {
+    given_up_ = true;
+    awaited_ = Awaited::Nowhere;
+    break_pass();
+    return make_error(ErrorCode::Invalid, all_complete.error().message + go_on_by);
+  }
+  if (!all_complete.has_value()) return remember(Result<void>(all_complete.error()));
+  if (!*all_complete) return {};
+  return remember(gradients_->add_held_of(unit, shape_.parameters));
 }
 
 /// Called when all ranks have computed their gradients of a micro-batch.

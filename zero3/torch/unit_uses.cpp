@@ -535,6 +535,7 @@ Result<void> UnitUses::close(Use& use) {
   });
   ARTESIAN_TRY_VOID(release_all(use.accesses));
   use.came_by();
+  ARTESIAN_TRY_VOID(send_gradients(use));
   if (!added) return {};
   complete_units(use);
   return core_.remember(core_.stage_accumulated(use.stages.front()));

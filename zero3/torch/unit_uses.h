@@ -246,6 +246,7 @@ class UnitUses {
   Result<void> reopen(std::uint32_t unit);
   std::vector<std::uint32_t> units_of(const std::vector<std::uint32_t>& stages) const;
   void complete_units(const Use& use);
+  Result<void> send_gradients(const Use& use);
   bool holds_any_of(std::uint32_t unit) const;
   Result<void> end_passes();
   Result<void> end_task(int task);

@@ -62,6 +62,18 @@ Result<void> UnitUses::add_held() {
   return {};
 }
 
+/// Called when backward is done with a use: with several ranks, which all are here if parameters
+/// are cut, sends gradients of units that no other use has.
+Result<void> UnitUses::send_gradients(const Use& use) {
+  if (!core_.meets_in_passes()) return {};
+  for (const std::uint32_t unit : use.units) {
+    if (!layout_.units[unit].trainable) continue;
+    const bool left = link_->awaited[unit].load(std::memory_order_relaxed) != 0;
+    ARTESIAN_TRY_VOID(core_.send_gradients(unit, !left && !holds_any_of(unit)));
+  }
+  return {};
+}
+
 /// Called when a call begins that reads a stage's parameters.
 void UnitUses::count_call(std::uint32_t stage) {
   if (current_task() != no_task || evaluating_) return;
