@@ -97,12 +97,13 @@ def test_ranks_have_the_log_and_the_weights_of_one(
 def test_two_ranks_have_the_digest_of_one_wherever_the_state_is(place, dtype):  # noqa: F811
     def run(start, *where, accumulation):
         config = json.loads(with_stage(place, *where[:2], accumulation, where[2]).read_text())
-        half = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 20}}
+        fp16 = {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}
+        half = {"bf16": {"enabled": True}, "fp16": fp16}
         config = {**config, "fp16": {"enabled": False}, dtype: half.get(dtype, {})}
         config.pop("fp32", None)
         path = place.write_config()
         path.write_text(json.dumps(config))
-        done = start(config=path, steps=5, order="sequential", log_jsonl=place.log, seq_len=16)
+        done = start(config=path, steps=10, order="sequential", log_jsonl=place.log, seq_len=16)
         assert done.returncode == 0, (where, done.stderr)
         keys = ["loss", "grad_norm", "loss_scale", "overflow"]
         lines = place.steps()
@@ -112,9 +113,9 @@ def test_two_ranks_have_the_digest_of_one_wherever_the_state_is(place, dtype):  
     one = run(place.run, 3, "cpu", "cpu", accumulation=4)
     assert any(line[3] for line in one[0]) == (dtype == "fp16")
     homes = ["none", "cpu", "nvme"]
-    for where in [(stage, home, "none") for stage in range(4) for home in homes] + [
-        (3, home, "cpu") for home in homes
-    ]:
+    places = [(0, "none", "none")]  # stage 0 has no offloading
+    places += [(stage, home, "none") for stage in (1, 2, 3) for home in homes]
+    for where in [*places, *((3, home, "cpu") for home in homes)]:
         many = run(lambda **flags: run_ranks(place, 2, **flags), *where, accumulation=2)
         assert many == one, where
 
