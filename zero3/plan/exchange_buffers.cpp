@@ -12,16 +12,6 @@ constexpr std::uint64_t elements_max = 8 << 20;  // elements sent at a time, ove
 constexpr std::uint64_t header_fixed = 64;       // bytes
 constexpr std::uint64_t line = 64;               // bytes: alignment of slices
 
-}  // namespace
-
-std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
-  ARTESIAN_CHECK(ranks > 1 && slice != 0, ranks, slice);
-  const std::uint64_t slices = (unit.share + slice - 1) / slice;
-  return (ranks - 1) * (unit.share * element_size + slices * header);
-}
-
-namespace {
-
 /// True unless exactly one stage uses the unit: then backward is done with it with that stage.
 bool is_tied(const Layout& layout, std::uint32_t unit) {
   std::ptrdiff_t uses = 0;
@@ -55,6 +45,12 @@ void place_held(const Layout& layout, bool early, ExchangeBuffers& buffers) {
 }
 
 }  // namespace
+
+std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
+  ARTESIAN_CHECK(ranks > 1 && slice != 0, ranks, slice);
+  const std::uint64_t slices = (unit.share + slice - 1) / slice;
+  return (ranks - 1) * (unit.share * element_size + slices * header);
+}
 
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
                                  DType param_dtype, const ExchangeOfRanks& of) {

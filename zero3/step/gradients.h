@@ -95,12 +95,11 @@ class Gradients {
                  std::vector<float> gradient) {
     sums_->add_rows(parameter, std::move(rows), std::move(gradient));
   }
-  /// Called when the micro-batch is complete, by all ranks: adds the gradients that all ranks hold,
-  /// for each unit rank by rank, and for each rank its rows last. `parameters`: those of the model.
-  /// Errors: as add.
-  Result<void> add_held(std::span<const ParameterSpec> parameters) noexcept;
-  /// The same for one unit, before the micro-batch is complete: Note [Where ranks meet].
-  Result<void> add_held_of(std::uint32_t unit, std::span<const ParameterSpec> parameters) noexcept;
+  /// Called by all ranks when these units, which are trainable, have all gradients of the
+  /// micro-batch: adds those that all ranks hold, for each unit rank by rank, and for each rank its
+  /// rows last. `parameters`: those of the model. Errors: as add.
+  Result<void> add_held(std::span<const std::uint32_t> units,
+                        std::span<const ParameterSpec> parameters) noexcept;
   /// The most bytes of held gradients for which there was no room in the plan.
   std::uint64_t held_beside_max() const noexcept {
     return sums_.has_value() ? sums_->bytes_beside_max() : 0;
@@ -152,7 +151,7 @@ class Gradients {
   /// `rows`: added for each rank after its gradients; may be null.
   Result<void> add_of_all_ranks(std::uint32_t unit, const GradientsOfUnit& own,
                                 const GradientExchange::Rows* rows = nullptr) noexcept;
-  std::uint8_t has_of(std::uint32_t parameter) const;
+  std::uint8_t has_of(std::uint32_t unit) const;
   Result<void> add_unit_held(std::uint32_t unit, const std::vector<std::uint8_t>& there,
                              std::span<const ParameterSpec> parameters) noexcept;
   /// Elements of this rank's share.

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t read_at_once = 1 << 18;  // elements: 1 MiB
 
-// Flags for what a rank has of a parameter.
+// Flags for what a rank has of a unit.
 constexpr std::uint8_t has_whole = 1;
 constexpr std::uint8_t has_rows = 2;
 
@@ -37,48 +37,34 @@ Result<void> Gradients::hold(std::uint32_t parameter, const void* data,
   return {};
 }
 
-std::uint8_t Gradients::has_of(std::uint32_t parameter) const {
-  const int whole = sums_->has(parameter) ? has_whole : 0;
-  return static_cast<std::uint8_t>(whole | (sums_->has_rows(parameter) ? has_rows : 0));
-}
-
-Result<void> Gradients::add_held_of(std::uint32_t unit,
-                                    std::span<const ParameterSpec> parameters) noexcept {
-  ARTESIAN_CHECK(holds() && trainable(unit), unit);
-  std::uint8_t mine = 0;
+/// Flags for what this rank has of a unit.
+std::uint8_t Gradients::has_of(std::uint32_t unit) const {
+  std::uint8_t has = 0;
   for (const std::uint32_t parameter : state_.layout().units[unit].parameters) {
-    mine |= has_of(parameter);
+    if (sums_->has(parameter)) has |= has_whole;
+    if (sums_->has_rows(parameter)) has |= has_rows;
   }
-  ARTESIAN_TRY(told, exchange_->group().exchange(std::as_bytes(std::span(&mine, 1)),
-                                                 {"gradients that there are"}));
-  std::vector<std::uint8_t> there;
-  for (const std::byte each : told) there.push_back(static_cast<std::uint8_t>(each));
-  ARTESIAN_TRY_VOID(add_unit_held(unit, there, parameters));
-  if (spilled(unit)) ARTESIAN_TRY_VOID(write_back());
-  sums_->clear(unit);
-  return {};
+  return has;
 }
 
-Result<void> Gradients::add_held(std::span<const ParameterSpec> parameters) noexcept {
-  const auto& units = state_.layout().units;
+Result<void> Gradients::add_held(std::span<const std::uint32_t> units,
+                                 std::span<const ParameterSpec> parameters) noexcept {
   comm::Group& group = exchange_->group();
-  std::vector<std::uint8_t> mine(parameters.size());
-  for (std::uint32_t parameter = 0; parameter < mine.size(); ++parameter) {
-    mine[parameter] = has_of(parameter);
+  std::vector<std::uint8_t> mine;
+  for (const std::uint32_t unit : units) {
+    ARTESIAN_CHECK(holds() && trainable(unit), unit);
+    mine.push_back(has_of(unit));
   }
   ARTESIAN_TRY(told, group.exchange(std::as_bytes(std::span(mine)), {"gradients that there are"}));
-  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
-    if (!trainable(unit)) continue;
-    std::vector<std::uint8_t> there(group.ranks());
+  for (std::size_t at = 0; at < units.size(); ++at) {
+    std::vector<std::uint8_t> there;
     for (std::uint32_t rank = 0; rank < group.ranks(); ++rank) {
-      for (const std::uint32_t parameter : units[unit].parameters) {
-        there[rank] |= static_cast<std::uint8_t>(told[rank * mine.size() + parameter]);
-      }
+      there.push_back(static_cast<std::uint8_t>(told[rank * units.size() + at]));
     }
-    ARTESIAN_TRY_VOID(add_unit_held(unit, there, parameters));
-    if (spilled(unit)) ARTESIAN_TRY_VOID(write_back());
+    ARTESIAN_TRY_VOID(add_unit_held(units[at], there, parameters));
+    if (spilled(units[at])) ARTESIAN_TRY_VOID(write_back());
+    sums_->clear(units[at]);
   }
-  sums_->clear();
   return {};
 }
 

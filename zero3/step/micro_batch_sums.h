@@ -1,13 +1,12 @@
 // MicroBatchSums: the gradients of one micro-batch of this rank so far, in the parameters' dtype.
 // They are kept until they are sent to the ranks that own the shares: with the micro-batch
 // complete, so that each rank may run a different graph, in its own order; or, if parameters are
-// cut, with the unit complete (Gradients::add_held_of).
+// cut, with the unit complete (StepCore::send_gradients).
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 

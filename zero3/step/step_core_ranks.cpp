@@ -16,6 +16,11 @@ namespace {
 constexpr std::uint64_t of_gradients = 1;  // stands for gradients in place of shares
 constexpr const char* go_on_by = "; call zero_grad() on all ranks, and go on";
 
+/// For a message about where a rank is, which it has sent.
+std::string name_of(const Layout& layout, std::uint64_t unit) {
+  return unit < layout.units.size() ? layout.units[unit].name : std::to_string(unit);
+}
+
 }  // namespace
 
 /// Compares what must be equal on all ranks, and distributes rank 0's decisions.
@@ -110,12 +115,10 @@ Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
   if (lacking.empty()) return {};
   const std::uint64_t digest =
       kernels::checksum64(lacking.data(), lacking.size() * sizeof(std::uint32_t), now);
-  const auto name_of = [this](std::uint64_t unit) {
-    return unit < layout().units.size() ? layout().units[unit].name : std::to_string(unit);
-  };
   const auto all_ready = agreement_.enter(
       step_ + 1, micro_batches_,
-      {.first = units.front(), .units = digest, .evaluates = evaluating_, .ready = ready}, name_of);
+      {.first = units.front(), .units = digest, .evaluates = evaluating_, .ready = ready},
+      [this](std::uint64_t unit) { return name_of(layout(), unit); });
   if (!all_ready.has_value()) {
     return agreement_.refused() ? give_pass_up(units, all_ready.error())
                                 : Result<void>(all_ready.error());
@@ -161,7 +164,7 @@ Result<void> StepCore::gather_persistent_shares() {
   return settle_shares();
 }
 
-/// Another rank has refused its batch while this one entered `units`.
+/// Another rank has refused its batch while this one entered `units`, or none.
 Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refused) {
   ARTESIAN_TRY_VOID(prefetcher_->leave(units));
   given_up_ = true;
@@ -175,18 +178,15 @@ Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refu
 Result<void> StepCore::send_gradients(std::uint32_t unit, bool complete) {
   if (!meets_in_passes() || step_state_ != StepState::Backward) return {};
   given_up_ = false;
-  const auto name_of = [this](std::uint64_t other) { return layout().units[other].name; };
-  const Agreement::Entry entry{.first = unit, .units = of_gradients, .ready = complete};
-  const auto all_complete = agreement_.enter(step_ + 1, micro_batches_, entry, name_of);
-  if (!all_complete.has_value() && agreement_.refused()) {
-    given_up_ = true;
-    awaited_ = Awaited::Nowhere;
-    break_pass();
-    return make_error(ErrorCode::Invalid, all_complete.error().message + go_on_by);
+  const auto all_complete = agreement_.enter(
+      step_ + 1, micro_batches_, {.first = unit, .units = of_gradients, .ready = complete},
+      [this](std::uint64_t other) { return name_of(layout(), other); });
+  if (!all_complete.has_value()) {
+    return agreement_.refused() ? give_pass_up({}, all_complete.error())
+                                : remember(Result<void>(all_complete.error()));
   }
-  if (!all_complete.has_value()) return remember(Result<void>(all_complete.error()));
   if (!*all_complete) return {};
-  return remember(gradients_->add_held_of(unit, shape_.parameters));
+  return remember(gradients_->add_held({&unit, 1}, shape_.parameters));
 }
 
 /// Called when all ranks have computed their gradients of a micro-batch.
@@ -201,7 +201,11 @@ Result<void> StepCore::meet_behind_backward() {
   }
   ARTESIAN_TRY(known, remember(std::move(of_all)));
   see_losses(known);
-  return remember(gradients_->add_held(shape_.parameters));
+  std::vector<std::uint32_t> trainable;
+  for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
+    if (layout().units[unit].trainable) trainable.push_back(unit);
+  }
+  return remember(gradients_->add_held(trainable, shape_.parameters));
 }
 
 /// The other ranks learn of it where they wait.

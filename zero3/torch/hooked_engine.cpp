@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/keep_for_ever.h"
 #include "base/log.h"
+#include "zero3/step/agreement.h"
 #include "zero3/torch/compute_device.h"
 #include "zero3/torch/divided_weights.h"
 #include "zero3/torch/first_calls.h"
@@ -101,19 +102,15 @@ Result<void> HookedEngine::take_first_values(std::span<const at::Tensor> tensors
                                              std::span<const NamedTensor> others,
                                              const std::vector<at::Tensor>& shares) {
   if (group_ == nullptr) return {};
-  std::vector<std::byte> divided;
-  for (const at::Tensor& share : shares) divided.push_back(std::byte(share.defined()));
-  ARTESIAN_TRY(told, group_->exchange(divided, {"parameters of zero.Init"}));
-  for (std::size_t at = 0; at < told.size(); ++at) {
-    const std::size_t parameter = at % divided.size();
-    if (told[at] == divided[parameter]) continue;
-    return make_error(
-        ErrorCode::Invalid,
-        fmt::format("parameter \"{}\": zero.Init has divided it among the ranks on some of them "
-                    "only, rank {} and rank {} differ; make the model alike on all",
-                    core_->shape().parameters[parameter].name, group_->rank(),
-                    at / divided.size()));
+  Agreement::Facts divided;
+  for (std::size_t parameter = 0; parameter < shares.size(); ++parameter) {
+    divided.emplace_back(
+        fmt::format("parameter \"{}\", which zero.Init has divided among the ranks on some of them "
+                    "only",
+                    core_->shape().parameters[parameter].name),
+        shares[parameter].defined() ? "its share" : "all of it");
   }
+  ARTESIAN_TRY_VOID(Agreement(group_.get()).compare(divided));
   for (std::size_t parameter = 0; parameter < tensors.size(); ++parameter) {
     if (!shares[parameter].defined()) ARTESIAN_TRY_VOID(broadcast(tensors[parameter], 0));
   }
