@@ -168,20 +168,11 @@ json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
 # At stage 3, where each rank has a share of each block: what breaks off on rank 1, while the other
 # ranks wait for its share or have none to wait for, is refused by all of them, who go on together.
 DIVIDED = """
-import json, sys, artesian, torch
+import sys, artesian, torch
 sys.path.insert(0, sys.argv[2])
 import ranks_worker
-torch.distributed.init_process_group("gloo")
-torch.set_num_threads(1)
-rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-said = {}
-
-def refused(name, call):
-    try:
-        call()
-        said[name] = None
-    except (artesian.errors.Error, ValueError, RuntimeError) as error:
-        said[name] = str(error)
+rank, ranks = ranks_worker.join()
+said = ranks_worker.Said()
 
 class Blocks(torch.nn.Module):
     def __init__(self):
@@ -231,12 +222,12 @@ said["bus"] = engine.last_step["bytes_bus"]
 before = evaluate()
 for at in (0, 3):
     engine.module.fails_at = at if rank == 1 else None
-    refused(f"evaluation {at}", evaluate)
-    refused(f"forward {at}", train)
+    said.refused(f"evaluation {at}", evaluate)
+    said.refused(f"forward {at}", train)
     engine.module.fails_at = None
     engine.zero_grad()
     assert evaluate() == before
-refused("backward", broken_backward)
+said.refused("backward", broken_backward)
 engine.zero_grad()
 assert evaluate() == before
 train()
@@ -249,8 +240,8 @@ said["alone"] = None if rank == 1 else frozen(torch.ones(2, 32)).item()
 train()  # which leaves each with its share alone
 if rank == 1:
     engine.module.order = [0, 1, 2, 4, 3, 5]
-refused("order", train)
-json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+said.refused("order", train)
+said.write(sys.argv[1])
 torch.distributed.barrier()
 """
 
@@ -278,7 +269,7 @@ def test_ranks_that_have_a_share_each_go_on_after_what_one_of_them_refuses(tmp_p
     whole.write_text(DIVIDED.partition("for at in (0, 3)")[0] + """train()
 train()
 said["digest"], said["value"] = engine.digest(), evaluate()
-json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+said.write(sys.argv[1])
 torch.distributed.barrier()
 """)
     torchrun(tmp_path, 3, whole, tmp_path, TESTS)

@@ -132,10 +132,31 @@ def gradient_of(engine, model):
     return engine.full_gradient(first).double().nan_to_num().sum().item()
 
 
-def main(cases, results):
+def join():
+    """Joins the other ranks, with one thread. Returns this rank and their number."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+class Said(dict):
+    """What a rank says at its end, by name, in a JSON file of its own."""
+
+    def refused(self, name, call):
+        """Says the error of a call; None if it has none."""
+        try:
+            call()
+            self[name] = None
+        except (artesian.errors.Error, ValueError, RuntimeError) as error:
+            self[name] = str(error)
+
+    def write(self, folder):
+        path = pathlib.Path(folder) / f"said{torch.distributed.get_rank()}.json"
+        path.write_text(json.dumps(self))
+
+
+def main(cases, results):
+    rank, ranks = join()
     folder = pathlib.Path(results).parent
     found = [run(case, rank, ranks, folder) for case in json.loads(pathlib.Path(cases).read_text())]
     if "_simulated" in sys.modules:  # where the accelerator is

@@ -9,22 +9,12 @@ import pytest
 from ranks_python_test import TESTS, torchrun
 
 MADE = """
-import json, sys, torch, transformers
+import sys, artesian, torch
 sys.path.insert(0, sys.argv[2])
-import small_models
-import artesian
+import ranks_worker, small_models
 from artesian import shares, zero
-torch.distributed.init_process_group("gloo")
-torch.set_num_threads(1)
-rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-said = {}
-
-def refused(name, call):
-    try:
-        call()
-        said[name] = None
-    except (artesian.errors.Error, RuntimeError) as error:
-        said[name] = str(error).splitlines()[0]
+rank, ranks = ranks_worker.join()
+said = ranks_worker.Said()
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -41,7 +31,6 @@ class Net(torch.nn.Module):
 
 config = small_models.config_for()
 config["zero_optimization"] = {"stage": 3}
-shares.WHOLE_AT_ONCE = 1 << 10
 torch.manual_seed(3 + rank)
 plain = Net()
 after = torch.rand(1)
@@ -56,7 +45,7 @@ parameters = list(model.parameters())
 assert len(parameters) == len(values) and model.head.weight is model.table.weight
 said["held"] = sum(shares.share_of(p).values.numel() for p in parameters)
 said["all"] = sum(p.numel() for p in parameters)
-refused("read", lambda: model.table.weight.sum())
+said.refused("read", lambda: model.table.weight.sum())
 with zero.GatheredParameters(parameters):
     assert all(map(torch.equal, parameters, values))
 with zero.GatheredParameters(model.odd, modifier_rank=1):
@@ -65,9 +54,9 @@ with zero.GatheredParameters(model.odd, modifier_rank=1):
 with zero.GatheredParameters(model.odd):
     assert model.odd.tolist() == [5.0] * 3
 alone = torch.distributed.new_group([rank], use_local_synchronization=True)
-refused("other", lambda: artesian.initialize(model=model, config=config, process_group=alone))
+said.refused("other", lambda: artesian.initialize(model=model, config=config, process_group=alone))
 some = Net() if rank == 0 else model
-refused("some", lambda: artesian.initialize(model=some, config=config))
+said.refused("some", lambda: artesian.initialize(model=some, config=config))
 zero.Init(module=plain, config_dict_or_path=config)
 assert all(shares.share_of(p) is not None for p in plain.parameters())
 engine = artesian.initialize(model=model, config=config)[0]
@@ -76,7 +65,7 @@ for parameter, value in zip(parameters, values):
         assert torch.equal(engine.full_parameter(parameter), value)
 assert engine.full_parameter(model.odd).tolist() == [5.0] * 3
 assert all(shares.share_of(p) is None for p in parameters)
-json.dump(said, open(f"{sys.argv[1]}/said{rank}.json", "w"))
+said.write(sys.argv[1])
 torch.distributed.barrier()
 """
 
