@@ -87,6 +87,7 @@ def generated(options, how, model, enter):
     nvme = options.work / "inference-nvme"
     nvme.mkdir()
     words = ["--how", how, "--folder", model, "--nvme", nvme, "--budget", budget]
+    words += ["--queue-depth", DEPTH]  # as fio's
     words += ["--tokens", TOKENS[how], "--rows", *ROWS, "--warm-up", 2 if how == "nvme" else 0]
     forget(model)
     try:

@@ -18,7 +18,6 @@ SHAPES = {  # layers, hidden, intermediate, heads, vocabulary
     "tiny": (4, 256, 512, 4, 2048),
 }
 PROMPT = 16  # tokens
-DEPTH = 32  # as bench/inference.py has fio's
 
 
 def make(folder, name):
@@ -64,7 +63,7 @@ def on_nvme(options):
             "offload_param": nvme,
             "stage3_prefetch_bucket_size": 2 * layer,  # the default is half a layer of this model
         },
-        "aio": {"queue_depth": DEPTH},
+        "aio": {"queue_depth": options.queue_depth},
         "artesian": {"device_memory": options.budget, "host_memory": options.budget},
     }
     with artesian.zero.Init(config_dict_or_path=config):
@@ -107,6 +106,7 @@ def main():
     add("--folder", type=pathlib.Path, required=True, help="of the model")
     add("--nvme", type=pathlib.Path, help="an empty folder")
     add("--budget", default="1GiB")
+    add("--queue-depth", type=int, default=8)
     add("--rows", type=int, nargs="+", default=[1, 8])
     add("--tokens", type=int, default=16)
     add("--warm-up", type=int, default=2, help="tokens")
