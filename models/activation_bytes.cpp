@@ -8,7 +8,7 @@
 namespace artesian::models {
 namespace {
 
-// Of a large GPU, such as an H100 or H200; smaller ones have fewer, and need less memory.
+// Large GPUs, such as an H100 or H200, have as many; smaller ones have fewer, and need less memory.
 constexpr std::uint64_t multiprocessors = 132;
 
 Kept kept(const zero3::Config& config) {

@@ -152,7 +152,7 @@ int places() {
   return count;
 }
 
-// Then the table is given up: the file must not stay open in it.
+// The table is given up then: the file must not stay open in it.
 TEST_P(FileSlotsTest, WhereAFileCannotBeTakenOutThereIsNoTableAnyMore) {
   const auto file = filled("file", blocks * block);
   const int status = run_in_child([&] {

@@ -29,7 +29,7 @@ using test_support::TemporaryDirectory;
 constexpr std::uint64_t payload_offset = 4 * 4096;  // after the superblocks
 constexpr std::uint64_t writes_in_flight = 32;      // of 1 MiB
 
-/// What a holder does until it is killed.
+/// The work of a process that holds the folder until it is killed.
 enum class Busyness : std::uint8_t { Idle, Writing, WithChild };
 
 /// Never ends. The whole payload is in flight all the time, or a child process outlives it.

@@ -107,7 +107,7 @@ Case random_case(std::uint64_t seed) {
                    plenty, std::array{0.0, 0.3, 0.7, 1.0}[below(seed, 9, 4)]);
 }
 
-/// What is simulated, and the bytes that it moves.
+/// A step that is simulated, and the bytes that it moves.
 struct Request : StepTiming {
   StepPlanRequest step;
   Moved moved;

@@ -442,7 +442,7 @@ TEST_P(GradientsIn, OfWhichNoPartComesAreZeroOrAsTheyWere) {
   EXPECT_EQ(accumulated(head), once);
 }
 
-// Where no sub-group has been read, the buffer holds no gradient.
+// The buffer holds no gradient if no sub-group has been read.
 TEST_P(GradientsIn, OfWhichOneSubGroupComesBackHaveTheSumsOfTheOthers) {
   const auto buffer = tiers_.state->grad_buffer();
   for (const std::int64_t row : {std::int64_t{0}, std::int64_t{200}, vocab - 1}) {

@@ -56,7 +56,7 @@ class OnSeparateDevice : public Equality {
     for (const auto& parameter : module_of(run).parameters()) numel += parameter.numel();
     const bool all_on_device = run[ParamHome] == 0 && run[OptimizerHome] == 0;
     const std::uint64_t size = run[Dtype] == 0 ? 4 : 2;
-    // Of micro-batches that run layer by layer only the sum is copied.
+    // Micro-batches that run layer by layer have only their sum copied.
     const std::uint64_t micro_batches =
         run[Schedule] < 2 ? std::uint64_t{1} << run[Accumulation] : 1;
     if (outcome.updated_by_device == 0 && run[Persistence] == 0 &&
