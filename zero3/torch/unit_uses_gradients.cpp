@@ -1,5 +1,6 @@
 // The part of UnitUses that takes gradients: those passed by nodes, summed if a parameter has
 // several, are added to the step.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <span>
