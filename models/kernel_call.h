@@ -27,7 +27,8 @@ inline DType dtype_of(const at::Tensor& tensor) {
     case at::kBFloat16: return DType::BFloat16;
     default: break;
   }
-  TORCH_CHECK(false, "kernel: got ", tensor.scalar_type(), ", allowed float, half, bfloat16");
+  C10_THROW_ERROR(
+      Error, c10::str("kernel: got ", tensor.scalar_type(), ", allowed float, half, bfloat16"));
 }
 
 /// Returns array + `count` elements of `dtype`; null remains null.
