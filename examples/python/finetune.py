@@ -58,6 +58,7 @@ def main():
     if given.lora:
         import peft
 
+        transformers.set_seed(arguments.seed)  # of the adapters' first values
         adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
         model = peft.get_peft_model(model, adapters)
     training, held_out = windows(tokenizer, given.text, given.length)

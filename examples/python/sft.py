@@ -46,6 +46,7 @@ def main():
     if given.lora:
         import peft
 
+        transformers.set_seed(arguments.seed)  # of the adapters' first values
         adapters = peft.LoraConfig(
             r=8,
             target_modules=["q_proj", "v_proj"],
