@@ -55,7 +55,7 @@ def on_nvme(options):
 
     shape = transformers.AutoConfig.from_pretrained(options.folder)
     layer = shape.hidden_size * (4 * shape.hidden_size + 3 * shape.intermediate_size)
-    nvme = {"device": "nvme", "nvme_path": str(options.nvme), "max_in_cpu": 0}
+    nvme = {"device": "nvme", "nvme_path": str(options.nvme)}
     config = {
         "bf16": {"enabled": True},
         "zero_optimization": {

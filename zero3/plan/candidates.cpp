@@ -50,7 +50,8 @@ std::vector<Candidate> candidates_but_state(const Placement& plan, const Config&
                                             const std::vector<UnitMoves>& moves) {
   ARTESIAN_CHECK(moves.size() == plan.units.size(), moves.size(), plan.units.size());
   std::vector<Candidate> all;
-  for (std::uint32_t index = 0; index < plan.units.size(); ++index) {
+  for (const std::uint64_t spread : spread_order(plan.units.size())) {
+    const auto index = static_cast<std::uint32_t>(spread);
     const UnitPlacement& place = plan.units[index];
     const bool trainable = plan.layout.units[index].trainable;
     // This assumes that all micro-batches run at once.

@@ -408,6 +408,24 @@ TEST(Placement, WhatSavesMoreBytesForItsMemoryStaysInIt) {
   EXPECT_LT(params_in(plan, Tier::Host), plan.sub_group * plan.state_size_max());
 }
 
+TEST(Placement, ParametersInHostMemoryAreSpreadOverTheModel) {
+  Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
+  given.model = make_small_model(100, 32, 12);
+  given.spare_device = false;
+  given.config.zero.param_persistence_threshold = 0;
+  const auto none = given.place().value();
+  given.config.zero.offload_param.max_in_cpu = 4 * none.layout.units[2].numel;
+  const auto plan = given.place().value();
+  int kept = 0;
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (plan.units[unit].param != Tier::Host) continue;
+    ++kept;
+    const bool last = unit + 1 == plan.units.size();
+    EXPECT_TRUE(last || plan.units[unit + 1].param == Tier::Nvme) << unit;
+  }
+  EXPECT_GE(kept, 3);
+}
+
 TEST(Placement, MaxInCpuKeepsSoManyElementsInHostMemory) {
   Case given = make_case(DType::Float16, Offload::Nvme, Offload::Nvme);
   given.spare_device = false;
