@@ -5,9 +5,11 @@ what they have otherwise, and what they cannot do yet, ends all of them with one
 same step. And that a batch script of Slurm, which is one process of an allocation of many, trains
 alone."""
 
+import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -29,10 +31,11 @@ def in_memory(config):
     config["train_micro_batch_size_per_gpu"] = 2
 
 
-def with_stage(place, stage, device, accumulation, params="cpu"):  # noqa: F811
+def with_stage(place, stage, device, accumulation, params="cpu", **budgets):  # noqa: F811
     def change(config):
         folder = config["zero_optimization"]["offload_param"]
         in_memory(config)
+        config["artesian"] = budgets
         if params == "nvme":
             config["zero_optimization"]["offload_param"] = folder
         elif params == "none":
@@ -169,8 +172,8 @@ def processes_of(torchrun):
 
 def started(place, *arguments, **flags):  # noqa: F811
     """Two ranks that have made some steps, and will not end by themselves."""
-    process = start_ranks(place, 2, *arguments, steps=1_000_000, log_jsonl=place.log,
-                          config=with_stage(place, 2, "nvme", 1), **flags)  # fmt: skip
+    flags = {"config": with_stage(place, 2, "nvme", 1)} | flags
+    process = start_ranks(place, 2, *arguments, steps=1_000_000, log_jsonl=place.log, **flags)
     deadline = time.monotonic() + 60
     while not (place.log.exists() and len(place.log.read_text().splitlines()) > 3):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -187,6 +190,46 @@ def test_a_rank_that_is_killed_ends_the_others(place):  # noqa: F811
     # What the killed one could not remove goes when the next run begins.
     assert run_ranks(place, 2, config=with_stage(place, 2, "nvme", 1)).returncode == 0
     assert list(place.nvme.iterdir()) == []
+
+
+@contextlib.contextmanager
+def slow_disk(folder, bytes_per_second):
+    """A control group (version 1) whose processes read and write the disk of `folder` no faster.
+    Yields a function that puts a process in; None if no such group can be made."""
+    device = os.stat(folder).st_dev
+    limit = f"{os.major(device)}:{os.minor(device)} {bytes_per_second}"
+    group = pathlib.Path("/sys/fs/cgroup/blkio", f"artesian-{os.getpid()}")
+    with contextlib.ExitStack() as made:
+        try:
+            group.mkdir()
+            made.callback(group.rmdir)
+            for way in ("read", "write"):
+                (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
+        except OSError:
+            yield None
+            return
+        yield lambda pid: (group / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_rank_with_a_slow_disk_is_named_and_is_no_fault(place):  # noqa: F811
+    with slow_disk(place.nvme, 4 << 20) as enter:
+        if enter is None:
+            pytest.skip("the disk of one process cannot be slowed down here")
+        # The state does not fit in memory, so that each step reads it and writes it.
+        budgets = {"device_memory": "272KiB", "host_memory": "256KiB"}
+        config = with_stage(place, 3, "nvme", 1, "nvme", **budgets)
+        process = started(place, config=config)
+        before = len(place.log.read_text().splitlines())
+        slow = processes_of(process)[1]
+        enter(slow)
+        while len(place.log.read_text().splitlines()) < before + 12:
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.kill(slow, signal.SIGTERM)
+        err = process.communicate(timeout=60)[1]
+    assert "exitcode  : 143" in err, err
+    named = [line["waited_for"] for line in place.steps()][before + 2 :]
+    assert named.count(1) > 2 * named.count(0), named
 
 
 @pytest.mark.parametrize("to", ["one", "all", "torchrun"])

@@ -67,16 +67,22 @@ TrainOptions RunRanks::of_rank(TrainOptions options) const {
 
 Result<zero3::StepResult> RunRanks::of_all(zero3::StepResult result) const {
   if (group_ == nullptr) return result;
-  std::array<std::uint64_t, summed.size() + largest.size()> mine{};
+  std::array<std::uint64_t, summed.size() + largest.size() + 1> mine{};
   for (std::size_t at = 0; at < summed.size(); ++at) mine[at] = result.*summed[at];
   for (std::size_t at = 0; at < largest.size(); ++at) {
     mine[summed.size() + at] = result.*largest[at];
   }
+  mine.back() = static_cast<std::uint64_t>(result.bus_s * 1e9);
   ARTESIAN_TRY(bytes, group_->exchange(std::as_bytes(std::span(mine)), {"figures of a step"}));
+  auto theirs = mine;
+  std::uint64_t least = ~std::uint64_t{0};
   for (std::uint32_t other = 0; other < ranks(); ++other) {
-    if (other == rank()) continue;
-    auto theirs = mine;
     std::memcpy(theirs.data(), bytes.data() + other * sizeof theirs, sizeof theirs);
+    if (theirs.back() < least) {
+      least = theirs.back();
+      result.waited_for = other;
+    }
+    if (other == rank()) continue;
     for (std::size_t at = 0; at < summed.size(); ++at) result.*summed[at] += theirs[at];
     for (std::size_t at = 0; at < largest.size(); ++at) {
       result.*largest[at] = std::max(result.*largest[at], theirs[summed.size() + at]);

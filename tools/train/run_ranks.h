@@ -46,8 +46,8 @@ class RunRanks {
   /// becomes the rank's own GPU.
   TrainOptions of_rank(TrainOptions options) const;
 
-  /// The step's figures over all ranks: bytes are summed, and the largest peaks are used. Every
-  /// rank must call it. Errors: the group's.
+  /// The step's figures over all ranks: bytes are summed, the largest peaks are used, and the rank
+  /// that the others waited for is named. Every rank must call it. Errors: the group's.
   Result<zero3::StepResult> of_all(zero3::StepResult result) const;
 
  private:

@@ -143,6 +143,7 @@ void StepLog::write(const zero3::StepResult& r, const Beside& beside) {
   if (r.bytes_bus != 0) {
     line["bytes"]["bus"] = r.bytes_bus;
     line["wait_s"]["bus"] = r.bus_s;
+    line["waited_for"] = r.waited_for;
   }
   for (const zero3::SwapPathUse& path : r.bytes_paths.paths) {
     line["bytes"]["paths"].push_back(

@@ -39,7 +39,8 @@ struct StepResult {
   // peak_activations.
   std::uint64_t peak_gradients = 0, peak_program = 0, peak_heap = 0;
   double wait_param_s = 0.0, wait_grad_s = 0.0, wait_optimizer_s = 0.0, wait_input_s = 0.0;
-  double bus_s = 0.0;  // seconds sending and receiving, and waiting for other ranks
+  double bus_s = 0.0;            // seconds sending and receiving, and waiting for other ranks
+  std::uint32_t waited_for = 0;  // the rank with the least bus_s: the others wait for the slowest
   // Seconds of the thread pool: gradient_s for rounding and adding gradients, cast_s for verifying
   // and casting parameters. optimizer_s includes its waits.
   double forward_s = 0.0, backward_s = 0.0, gradient_s = 0.0, cast_s = 0.0, optimizer_s = 0.0;
