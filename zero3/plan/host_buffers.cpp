@@ -98,13 +98,13 @@ std::optional<Ring> HostBuffers::ring_within(std::uint64_t room) const {
 }
 
 /// While a stage computes, the disk processes the ring's items: reads of later sub-groups and
-/// writes of earlier ones. More items than a stage's share would be useless; the config's buffers
-/// and an eighth of `room` are further limits. Returns the number of items.
+/// writes of earlier ones. More items than a stage's share of what is updated would be useless; the
+/// config's buffers and an eighth of `room` are further limits. Returns the number of items.
 std::uint32_t HostBuffers::lengthened(const Ring& ring, std::uint64_t room) const {
   if (ring.item_bytes == 0) return ring.count;
   ARTESIAN_CHECK(ring.sub_group != 0 && !plan_.layout.stages.empty(), ring.sub_group);
   std::uint64_t elements = 0;
-  for (const Unit& unit : plan_.layout.units) elements += unit.image;
+  for (const Unit& unit : plan_.layout.units) elements += unit.trainable ? unit.image : 0;
   const std::uint64_t buffers = config_.zero.sub_group_size / ring.sub_group * ring_count_min();
   const std::uint64_t stage = elements / plan_.layout.stages.size() / ring.sub_group + 1;
   const std::uint64_t count =

@@ -19,6 +19,7 @@ struct Case {
   SmallModel model = make_small_model(500, 32, 3);
   Config config;
   bool separate = false;
+  std::uint64_t device = std::uint64_t{1} << 20;
   std::uint64_t host = std::uint64_t{1} << 30;
 
   Result<Placement> place() const {
@@ -27,7 +28,7 @@ struct Case {
                            .config = &config,
                            .compute_dtype = DType::Float32,
                            .separate_device = separate,
-                           .device_bytes = std::uint64_t{1} << 20,
+                           .device_bytes = device,
                            .host_bytes = host});
   }
 };
@@ -150,6 +151,23 @@ TEST(FrozenPlacement, PlansForwardAloneWhereNothingIsTrainable) {
     EXPECT_NE(event.kind, StepEvent::Kind::Update);
     EXPECT_EQ(event.direction, Direction::Forward);
   }
+}
+
+TEST(FrozenPlacement, TheRingIsLongOnlyForWhatIsUpdated) {
+  Case given;
+  given.model = make_small_model(500, 512, 16);
+  given.config.param_dtype = given.config.grad_accum_dtype = DType::BFloat16;
+  given.config.accumulation_steps = 1;
+  given.config.zero.stage = 3;
+  given.config.zero.offload_param = {
+      .device = Offload::Nvme, .nvme_paths = {"/p"}, .max_in_cpu = 0};
+  given.config.zero.offload_optimizer = {.device = Offload::Nvme, .nvme_paths = {"/o"}};
+  given.device = std::uint64_t{1} << 25;
+  given.host = std::uint64_t{1} << 28;  // all state does not fit
+  const std::uint64_t least = given.config.zero.offload_optimizer.buffer_count;
+  EXPECT_GT(given.place().value().ring_count, least);
+  for (ParameterSpec& parameter : given.model.parameters) parameter.trainable = false;
+  EXPECT_EQ(given.place().value().ring_count, least);
 }
 
 }  // namespace
