@@ -72,6 +72,9 @@ std::vector<Candidate> candidates_but_state(const Placement& plan, const Config&
                      .elements = elements_of_a_share(plan, plan.layout.units[index])});
     }
   }
+  // Large units first, which leave the least of the room unused.
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; });
   const std::vector<Candidate> inputs = input_candidates(plan.inputs, config);
   all.insert(all.end(), inputs.begin(), inputs.end());
   return all;

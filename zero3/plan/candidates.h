@@ -13,8 +13,9 @@ namespace artesian::zero3 {
 /// The most parameter elements of a unit that any rank holds.
 std::uint64_t elements_of_a_share(const Placement& plan, const Unit& unit) noexcept;
 
-/// All candidates but optimizer state, units spread evenly over the model: where several in a row
-/// are in memory, the disk idles while they are used. `moves`: by unit.
+/// All candidates but optimizer state, large units first, and those of one size spread evenly over
+/// the model: where several in a row are in memory, the disk idles while they are used. `moves`: by
+/// unit.
 std::vector<Candidate> candidates_but_state(const Placement& plan, const Config& config,
                                             const std::vector<UnitMoves>& moves);
 
