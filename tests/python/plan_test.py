@@ -374,7 +374,10 @@ def test_a_gpu_holds_activations_beside_the_tier(job, figures):
         (["--params", "12"], '--params: got "12", allowed a number above '),
         (["--params", "1e9x"], '--params: got "1e9x", allowed a number above '),
         (["--gpus", "0"], '--gpus: got "0", allowed a whole number of at least 1; '),
-        (["--nodes", "2"], '--nodes: got "2" without --gpus, allowed it with --gpus N alone; '),
+        (["--nodes", "2"], '--nodes: got "2" without --gpus or --ranks, allowed it with one '),
+        (["--disks", "2"], '--disks: got "2" without --gpus, allowed it with --gpus N alone; '),
+        (["--ranks", "2", "--gpus", "2"], "--ranks: got both --gpus and --ranks, allowed --gpus "),
+        (["--measure", "--ranks", "2"], "--measure: got --ranks and --nodes for 2 ranks, allowed "),
         (["--launch", "5"], '--launch: got "5" without --gpus, allowed it with --gpus N alone; '),
         (["--gpus", "1", "--launch", "-1"], '--launch: got "-1", allowed a number above 0'),
         (["--gpus", "1000000", "--nodes", "1000"], "--gpus: got 1000000000 ranks with --nodes, "),
@@ -638,15 +641,6 @@ def test_parameters_and_optimizer_state_may_have_a_disk_each(figures, tmp_path):
     # Parameters and optimizer state are on one disk here, for which each given rate holds.
     names = {rate["name"] for rate in figures(**settings)["rates"]}
     assert "param_nvme_read" not in names
-
-
-def test_rates_of_the_disk_are_of_each_rank(figures):
-    for rates, source in [(RATES, "given"), (RATES[:4], "assumed; ")]:
-        plan = figures("--gpus", "4", rates=rates)
-        found = {rate["name"]: rate["source"] for rate in plan["rates"]}
-        for name in ["nvme_read", "nvme_write"]:
-            assert found[name].startswith("of each rank, " + source)
-    assert "of each rank" not in json.dumps(figures("--gpus", "1")["rates"])
 
 
 def test_bf16_is_offered_as_it_would_compute(figures):

@@ -23,8 +23,8 @@ bool on_nvme(const zero3::OffloadConfig& offload) noexcept {
   return offload.device == zero3::Offload::Nvme;
 }
 
-/// Bytes of the swap files on each file system: one file per folder, for all keys that name the
-/// folder.
+/// Bytes of all ranks' swap files on each file system: one file per folder and rank, for all keys
+/// that name the folder.
 std::vector<std::uint64_t> taken(const DiskSpace& space, const zero3::Config& config,
                                  const zero3::Placement& placement) {
   std::map<std::string, const Folder*> files;
@@ -38,6 +38,7 @@ std::vector<std::uint64_t> taken(const DiskSpace& space, const zero3::Config& co
   };
   if (on_nvme(config.zero.offload_param)) add(space.param, placement.nvme_param_bytes);
   if (on_nvme(config.zero.offload_optimizer)) add(space.optimizer, placement.nvme_optimizer_bytes);
+  for (std::uint64_t& each : bytes) each *= space.ranks;
   return bytes;
 }
 
@@ -66,7 +67,7 @@ std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config) {
   std::uint64_t bytes = 0;
   for (std::size_t index = 0; index < used.size(); ++index)
     bytes += used[index] ? space.free[index] : 0;
-  return bytes;
+  return bytes / space.ranks;
 }
 
 Result<void> check_space(const DiskSpace& space, const zero3::Config& config,
@@ -96,7 +97,7 @@ bool have_room(const DiskSpace& space, const zero3::Config& config,
   }
   for (const Folder& folder : space.optimizer) {  // files are reserved one after the other
     std::uint64_t& free = left[folder.file_system];
-    const std::uint64_t more = part_of(shadows, folder.share);
+    const std::uint64_t more = part_of(shadows, folder.share) * space.ranks;
     if (more > free / 2) return false;
     free -= more;
   }

@@ -20,12 +20,14 @@ struct DiskSpace {
     double share = 1.0;           // its share of the bytes of its key's folders
   };
   std::vector<std::uint64_t> free;  // bytes, for each file system
+  std::uint64_t ranks = 1;          // that share them, with files of their own
   // Folders of offload_param.nvme_path and of offload_optimizer.nvme_path; a key without folders
   // uses the other's. Empty: unknown, so no limit.
   std::vector<Folder> param, optimizer;
 };
 
-/// Returns the free bytes for the swap files of this config; 0 if it has none, or they are unknown.
+/// Returns the free bytes for one rank's swap files of this config; 0 if it has none, or they are
+/// unknown.
 std::uint64_t free_for(const DiskSpace& space, const zero3::Config& config);
 
 /// Checks that the plan's files fit. Errors: NoSpace, with the bytes missing and the key to change.

@@ -27,11 +27,21 @@ void read_model(FlagReader& reader, PlanOptions& options) {
 
 /// Refuses flags that only apply to several or separate devices.
 void refuse_without_gpus(FlagReader& reader) {
+  const bool gpus = reader.given("--gpus");
   for (const char* flag :
-       {"--nodes", "--device-bandwidth", "--link", "--bus", "--attention-tflops", "--launch"}) {
-    if (!reader.given(flag) || reader.given("--gpus")) continue;
+       {"--disks", "--device-bandwidth", "--link", "--attention-tflops", "--launch"}) {
+    if (!reader.given(flag) || gpus) continue;
     reader.refuse(flag, "\"" + reader.text(flag) + "\" without --gpus",
                   "it with --gpus N alone; add --gpus, or drop it");
+  }
+  for (const char* flag : {"--nodes", "--bus"}) {
+    if (!reader.given(flag) || gpus || reader.given("--ranks")) continue;
+    reader.refuse(flag, "\"" + reader.text(flag) + "\" without --gpus or --ranks",
+                  "it with one of them; add --gpus N, or drop it");
+  }
+  if (gpus && reader.given("--ranks")) {
+    reader.refuse("--ranks", "both --gpus and --ranks",
+                  "--gpus for GPUs, --ranks for CPUs; drop one");
   }
 }
 
@@ -51,16 +61,21 @@ void add_plan_flags(CLI::App& plan) {
   value("--micro-batch", "N", "Samples of one forward, where the config says none");
   value("--accumulation", "N", "Micro-batches of one step, where the config says none");
   value("--gpus", "N", "GPUs of a node, one rank each (default: plan for this machine's CPU)");
+  value("--ranks", "N", "Instead: processes of a node on CPUs like this machine's (default: 1)");
   value("--nodes", "N", "Nodes (default: 1)");
+  value("--disks", "N", "Disks of a node, shared by its GPUs (default: one a folder of nvme_path)");
   value("--device-memory", "SIZE",
         "Of one GPU, activations included; without --gpus as artesian.device_memory");
   value("--host-memory", "SIZE", "Budget of one rank, as artesian.host_memory");
-  value("--nvme-read", "GB/s", "Disk of one rank (default: what aio_bench tune has measured)");
+  value(
+      "--nvme-read", "GB/s",
+      "A node's disks together, or with --disks each (default: what aio_bench tune has measured)");
   value("--nvme-write", "GB/s", "The same for writes");
   value("--memory-bandwidth", "GB/s", "Of the CPU's kernels, of one rank (default: measured here)");
   value("--device-bandwidth", "GB/s", "Of a GPU's memory (default: 2000)");
   value("--link", "GB/s", "Between host and GPU, each way (default: 25)");
-  value("--bus", "GB/s", "Between ranks, of one rank (default: 200 in a node, 25 between nodes)");
+  value("--bus", "GB/s",
+        "Between ranks, of one rank (default: 200 in a node, 25 between nodes; CPUs: 0.7)");
   value("--tflops", "X", "What one rank computes, sustained (default: measured here; GPUs: 400)");
   value("--attention-tflops", "X",
         "A GPU's attention in forward, half of it in backward (default: half of --tflops)");
@@ -81,7 +96,9 @@ Result<PlanOptions> read_plan_flags(const CLI::App& plan) {
   options.accumulation = reader.count("--accumulation");
   refuse_without_gpus(reader);
   options.gpus = reader.count("--gpus");
+  options.processes = reader.count("--ranks").value_or(1);
   options.nodes = reader.count("--nodes").value_or(1);
+  options.disks = reader.count("--disks");
   options.device_memory = reader.size("--device-memory");
   options.host_memory = reader.size("--host-memory");
   options.nvme_read = bandwidth(reader, "--nvme-read", "3.2");

@@ -92,7 +92,7 @@ class PlanRun {
     plan_.gpu = options_.gpus.has_value();
     report_.gpus = options_.gpus.value_or(0);
     report_.nodes = options_.nodes;
-    plan_.ranks = options_.gpus.value_or(1) * options_.nodes;
+    plan_.ranks = options_.ranks_of_node() * options_.nodes;
     if (report_.gpus > gpus_of_a_node && options_.nodes == 1) {
       note(fmt::format(
           "--gpus: got {}, planned as one node, with the bus of one; nodes have {} as "
@@ -102,9 +102,8 @@ class PlanRun {
     if (plan_.ranks > 1'000'000) {
       return make_error(
           ErrorCode::Invalid,
-          fmt::format(
-              "--gpus: got {} ranks with --nodes, allowed 1000000 in all; lower one of them",
-              plan_.ranks));
+          fmt::format("{}: got {} ranks with --nodes, allowed 1000000 in all; lower one of them",
+                      plan_.gpu ? "--gpus" : "--ranks", plan_.ranks));
     }
     auto read =
         read_plan_config(options_.config, {.micro_batch_size = options_.micro_batch,
@@ -146,8 +145,9 @@ class PlanRun {
     note_replaced("host_memory", ours.host_memory, host);
     if (!plan_.gpu) {
       note_replaced("device_memory", ours.device_memory, device);
-      ARTESIAN_TRY(budgets, zero3::choose_budgets(plan_.config));
-      const std::uint64_t available = available_memory();
+      ARTESIAN_TRY(budgets,
+                   zero3::choose_budgets(plan_.config, "cpu", {}, options_.ranks_of_node()));
+      const std::uint64_t available = available_memory() / options_.ranks_of_node();
       if (available != 0) plan_.memory_max = available;
       plan_.activation_bytes = budgets.activations;
       plan_.device_bytes = device.value_or(budgets.device);
@@ -211,6 +211,7 @@ class PlanRun {
       note("artesian.device_memory: planned with " + format_size(report_.figures.device.budget) +
            ", what activations and CUDA leave of a GPU, as a run does");
     }
+    report_.exposed_bus = exposed_bus(plan_, report_.figures);
     report_.changes = find_changes(plan_, report_.figures);
     report_.advice = advise(plan_);
     return {};
@@ -237,13 +238,14 @@ class PlanRun {
 
   /// Checks that there is one rank, on the device that is planned for.
   Result<void> check_measure() const {
-    if (!options_.measure || !plan_.gpu) return {};
-    if (plan_.ranks == 1) return naming("--measure", zero3::check_device("cuda"));
+    if (!options_.measure) return {};
+    if (plan_.ranks == 1) {
+      return plan_.gpu ? naming("--measure", zero3::check_device("cuda")) : Result<void>();
+    }
     return make_error(
         ErrorCode::Unsupported,
-        fmt::format(
-            "--measure: got --gpus and --nodes for {} ranks, allowed one: it trains with one rank",
-            plan_.ranks));
+        fmt::format("--measure: got {} for {} ranks, allowed one: it trains with one rank",
+                    plan_.gpu ? "--gpus and --nodes" : "--ranks and --nodes", plan_.ranks));
   }
 
   Result<void> measure() {

@@ -15,8 +15,10 @@ struct PlanOptions {
   std::string model;                 // a folder, or empty: use
   std::optional<double> parameters;  // --params
   std::string config;
-  std::optional<std::uint64_t> gpus;  // GPUs per node; absent: this machine's CPU
+  std::optional<std::uint64_t> gpus;  // GPUs per node; absent: CPUs like this machine's
+  std::uint64_t processes = 1;        // per node, without GPUs
   std::uint64_t nodes = 1;
+  std::optional<std::uint64_t> disks;  // per node; absent: those of nvme_path
   std::optional<std::uint64_t> length, micro_batch, accumulation;
   std::optional<std::uint64_t> device_memory, host_memory;
   // Units: bytes per second; TFLOP/s; seconds.
@@ -25,6 +27,8 @@ struct PlanOptions {
   std::string plot;
   bool json = false;
   bool measure = false;
+
+  std::uint64_t ranks_of_node() const noexcept { return gpus.value_or(processes); }
 };
 
 void add_plan_flags(CLI::App& plan);

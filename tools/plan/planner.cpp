@@ -155,6 +155,7 @@ double disk_seconds(const zero3::Rates& rates, const zero3::MovedByKind& moved) 
 std::vector<bool> under_backward_of(const PlanCase& plan, const zero3::Placement& placement,
                                     const Simulated& without, std::uint64_t micro_batches) {
   if (!zero3::may_update_under_backward(plan.config)) return {};
+  if (plan.ranks > 1 && !plan.gpu) return {};  // the engine does not yet, with several ranks
   zero3::MovedByKind update;
   for (std::uint32_t unit = 0; unit < placement.units.size(); ++unit) {
     update += zero3::update_moves(placement, unit, /*live=*/true);
@@ -410,6 +411,14 @@ Result<PlanFigures> evaluate_memory(const PlanCase& plan) {
   ARTESIAN_TRY(placement, place(plan, figures));
   static_cast<void>(placement);  // place() has filled the figures
   return figures;
+}
+
+double exposed_bus(const PlanCase& plan, const PlanFigures& planned) {
+  if (planned.moved.total().bus == 0) return 0.0;
+  PlanCase without = plan;
+  without.rates.bus = 1e30;
+  const auto figures = evaluate(without);
+  return figures.has_value() ? std::max(0.0, planned.time.seconds - figures->time.seconds) : 0.0;
 }
 
 Result<PlanFigures> evaluate(const PlanCase& plan) {

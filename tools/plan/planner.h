@@ -67,7 +67,7 @@ struct PlanCase {
   bool grad_accum_by_default = false;
   std::uint64_t length = 0;
   std::uint64_t ranks = 1;
-  bool gpu = false;  // false: one rank on the CPU
+  bool gpu = false;  // false: ranks on CPUs
   /// The size of the device tier. Absent: what remains of gpu_bytes, which must be set.
   std::optional<std::uint64_t> device_bytes;
   /// A GPU's whole memory, including activations and CUDA's part beside the tier. Absent: unknown,
@@ -130,6 +130,9 @@ struct PlanFigures {
 
 /// Plans the case. Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);
+
+/// Seconds of a planned step that a bus without bounds would spare.
+double exposed_bus(const PlanCase& plan, const PlanFigures& planned);
 
 /// Plans only the memory: the same tiers, activations and notes as evaluate(), without disk,
 /// traffic and time; rates and DiskSpace are ignored. Errors: Exhausted, as above.

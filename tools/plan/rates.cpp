@@ -24,6 +24,8 @@ constexpr double assumed_device_memory = 2000.0 * giga;
 constexpr double assumed_link = 25.0 * giga;
 constexpr double assumed_bus = 200.0 * giga;
 constexpr double assumed_bus_between = 25.0 * giga;
+// Gloo, with a core for each rank: measured with two ranks, sending at the same time.
+constexpr double assumed_bus_of_cpus = 0.7 * giga;
 
 class Chooser {
  public:
@@ -33,6 +35,7 @@ class Chooser {
     choose_disk();
     choose_memory();
     if (plan_.gpu) choose_links();
+    if (plan_.ranks > 1) choose_bus();
     ARTESIAN_TRY_VOID(choose_compute());
     return ChosenRates{.rates = std::move(sources_), .notes = std::move(notes_)};
   }
@@ -53,21 +56,30 @@ class Chooser {
   std::string source_of(const SwapVolume& volume) const {
     std::string source = "assumed; measure with aio_bench tune, or give --nvme-read, --nvme-write";
     if (!volume.measured_at.empty()) source = "measured by aio_bench tune, " + volume.measured_at;
-    if (volume.disks.size() > 1) {
+    if (volume.disks.size() > 1 && !options_.disks.has_value()) {
       source += fmt::format("; {} paths together", volume.disks.size());
     }
     return source;
   }
 
-  static tiering::DiskSpeed speed_of(const SwapVolume& volume) {
-    if (volume.disks.empty()) return assumed_disk;
+  tiering::DiskSpeed speed_of(const SwapVolume& volume) const {
+    if (volume.disks.empty() || options_.disks.has_value()) return assumed_disk;
     return tiering::striped_speed(volume.disks, tiering::stripe_weights(volume.disks));
   }
 
+  /// The rate of one rank: the ranks of a node share its disks.
   double disk_rate(const char* name, const std::optional<double>& given, double otherwise,
                    const std::string& source) {
-    const std::string whose = plan_.ranks > 1 ? "of each rank, " : "";
-    const double value = given.value_or(otherwise);
+    const std::uint64_t ranks = options_.ranks_of_node();
+    const std::uint64_t disks = options_.disks.value_or(1);
+    const double value =
+        given.value_or(otherwise) * static_cast<double>(disks) / static_cast<double>(ranks);
+    std::string whose = ranks > 1 ? fmt::format("of each of {} ranks", ranks) : "";
+    if (options_.disks.has_value()) {
+      whose +=
+          fmt::format("{}{} {}", whose.empty() ? "" : " on ", disks, disks == 1 ? "disk" : "disks");
+    }
+    if (!whose.empty()) whose += ", ";
     say(name, value, whose + (given.has_value() ? "given" : source));
     return value;
   }
@@ -77,6 +89,7 @@ class Chooser {
     const SwapVolumes found =
         swap_volumes(plan_.config, {.here = !plan_.gpu, .assumed = assumed_disk});
     if (!plan_.gpu) plan_.space = free_space(found, system_files());
+    plan_.space.ranks = options_.ranks_of_node();
     const auto duplex = [](const SwapVolume& volume) {
       return volume.duplex && !volume.measured_at.empty();
     };
@@ -116,14 +129,15 @@ class Chooser {
     zero3::Rates& rates = plan_.rates;
     const bool measures = !plan_.gpu && !options_.memory.has_value();
     const ProbedMemory probed = measures ? probe_memory() : ProbedMemory{};
-    rates.memory =
-        given_or("cpu_kernels", options_.memory, measures ? probed.kernels : assumed_memory_speed,
-                 measures ? "measured: Adam on all threads" : "assumed");
-    rates.checksum = measures ? probed.checksum : rates.memory;
+    rates.memory = given_or("cpu_kernels", options_.memory,
+                            measures ? probed.kernels / of_rank() : assumed_memory_speed,
+                            measures ? "measured: Adam on all threads" + shared() : "assumed");
+    rates.checksum = measures ? probed.checksum / of_rank() : rates.memory;
     if (plan_.config.artesian.verify == zero3::VerifyMode::Off) {
       rates.checksum = 0.0;
     } else {
-      say("checksums", rates.checksum, measures ? "measured: beside Adam" : "as cpu_kernels");
+      say("checksums", rates.checksum,
+          measures ? "measured: beside Adam" + shared() : "as cpu_kernels");
     }
   }
 
@@ -132,10 +146,23 @@ class Chooser {
     rates.to_device = rates.to_host = given_or("link", options_.link, assumed_link, "assumed");
     rates.device_memory =
         given_or("device_memory", options_.device_bandwidth, assumed_device_memory, "assumed");
-    if (plan_.ranks == 1) return;
+  }
+
+  void choose_bus() {
+    double& bus = plan_.rates.bus;
+    if (!plan_.gpu) {
+      bus = given_or("bus", options_.bus, assumed_bus_of_cpus, "assumed: Gloo, within a node");
+      return;
+    }
     const bool one_node = options_.nodes == 1;
-    rates.bus = given_or("bus", options_.bus, one_node ? assumed_bus : assumed_bus_between,
-                         one_node ? "assumed: within a node" : "assumed: between nodes");
+    bus = given_or("bus", options_.bus, one_node ? assumed_bus : assumed_bus_between,
+                   one_node ? "assumed: within a node" : "assumed: between nodes");
+  }
+
+  /// What is measured on all of this machine's threads is shared by the ranks of a node.
+  double of_rank() const { return static_cast<double>(options_.ranks_of_node()); }
+  std::string shared() const {
+    return options_.processes == 1 ? "" : fmt::format(", shared by {} ranks", options_.processes);
   }
 
   ModelSeconds seconds_at(double tflops, DType dtype) const {
@@ -196,9 +223,14 @@ class Chooser {
   Result<ModelSeconds> probe(const char* name, DType dtype, DType stored) {
     ARTESIAN_TRY(probed, probe_compute(*plan_.model, dtype, stored, plan_.config.micro_batch_size,
                                        plan_.length));
-    sources_.push_back({name, probed.tflops, "TFLOP/s",
-                        probed.by_product ? "measured: one matrix product on all threads"
-                                          : "measured: one block and the head on all threads"});
+    sources_.push_back({name, probed.tflops / of_rank(), "TFLOP/s",
+                        (probed.by_product ? "measured: one matrix product on all threads"
+                                           : "measured: one block and the head on all threads") +
+                            shared()});
+    for (const auto part : {&ModelSeconds::block_forward, &ModelSeconds::block_backward,
+                            &ModelSeconds::head_forward, &ModelSeconds::head_backward}) {
+      probed.seconds.*part *= of_rank();
+    }
     return probed.seconds;
   }
 

@@ -79,7 +79,7 @@ std::string head_text(const PlanReport& report) {
       static_cast<unsigned long long>(plan.length),
       static_cast<unsigned long long>(config.accumulation_steps),
       static_cast<unsigned long long>(plan.ranks),
-      !plan.gpu         ? "CPU"
+      !plan.gpu         ? plan.ranks == 1 ? "CPU" : "CPU ranks"
       : plan.ranks == 1 ? "GPU"
                         : "GPUs");
   text += config_text(plan);
@@ -158,6 +158,10 @@ std::string time_text(const PlanReport& report) {
   text += line("compute idle", print("%.0f%%", figures.idle_share * 100));
   text += line("bottleneck", figures.bottleneck);
   text += line("busy", busy);
+  if (report.plan->ranks > 1) {
+    text += line("bus, not hidden", print("%.3g s, %.0f%% of a step", report.exposed_bus,
+                                          report.exposed_bus / figures.time.seconds * 100));
+  }
   text += line("written to SSD", print("%.4g TB in 1,000 steps", figures.nvme_terabytes_written));
   return text + line("a checkpoint", checkpoint_text(figures));
 }
@@ -208,7 +212,8 @@ Json moved_json(const zero3::MovedByKind& moved) {
   return object;
 }
 
-Json step_json(const PlanFigures& figures) {
+Json step_json(const PlanReport& report) {
+  const PlanFigures& figures = report.figures;
   Json busy;
   for (std::size_t index = 0; index < zero3::resource_count; ++index) {
     std::string name = zero3::resource_name(static_cast<zero3::Resource>(index));
@@ -223,7 +228,8 @@ Json step_json(const PlanFigures& figures) {
               {"tflops", figures.tflops},
               {"compute_idle_share", figures.idle_share},
               {"bottleneck", figures.bottleneck},
-              {"busy_s", std::move(busy)}};
+              {"busy_s", std::move(busy)},
+              {"exposed_bus_s", report.exposed_bus}};
 }
 
 Json checkpoint_json(const PlanFigures& figures) {
@@ -335,7 +341,7 @@ std::string plan_json(const PlanReport& report) {
               {"planned", planned_json(plan)},
               {"memory", memory_json(report.figures)},
               {"bytes_per_step", moved_json(report.figures.moved)},
-              {"step", step_json(report.figures)},
+              {"step", step_json(report)},
               {"ssd_tb_written_per_1000_steps", report.figures.nvme_terabytes_written},
               {"checkpoint", checkpoint_json(report.figures)}};
   object.update(lists_json(report));

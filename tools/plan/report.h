@@ -14,7 +14,8 @@ struct PlanReport {
   const PlanCase* plan = nullptr;
   std::uint64_t gpus = 0;  // GPUs per node; 0: a CPU
   std::uint64_t nodes = 1;
-  std::string shape;  // how the model's shape was chosen, if it was not given
+  double exposed_bus = 0.0;  // seconds of a step that the bus takes beside everything else
+  std::string shape;         // how the model's shape was chosen, if it was not given
   std::vector<RateSource> rates;
   PlanFigures figures;
   std::vector<Change> changes;        // best first

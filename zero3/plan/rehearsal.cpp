@@ -354,12 +354,11 @@ class Rehearsal : public StepFlow<Rehearsal> {
     if (!layout_.units[place.unit].trainable) return {};
     StepEvent event{.kind = Kind::Rows, .unit = place.unit};
     event.numel = event.added = request_.tokens * request_.lookup_width * request_.micro_batches;
-    // A rank receives, for its share of the table, the other ranks' rows in fp32, as they are
-    // summed; or, if that is less, their sums over the whole table, once per step.
+    // A rank receives, for its share of the table, the other ranks' rows in fp32, once per step.
     const std::uint64_t ranks = placement_.ranks;
-    const std::uint64_t dense = place.numel * dtype_size(placement_.param_dtype);
-    const std::uint64_t sparse = std::max(event.numel, request_.rows * request_.lookup_width) * 4;
-    event.moved.grad.bus = std::min(sparse, dense) / ranks * (ranks - 1);
+    const std::uint64_t rows = std::max(request_.tokens * request_.micro_batches, request_.rows);
+    const std::uint64_t row = sizeof(std::int64_t) + request_.lookup_width * sizeof(float);
+    event.moved.grad.bus = rows * row / ranks * (ranks - 1);
     if (placement_.separate_device) {
       event.moved.grad.to_host = event.numel * 4;
       if (placement_.units[place.unit].gradient == Route::OnDevice) {

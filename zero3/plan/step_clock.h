@@ -8,7 +8,8 @@
 // With several ranks, gradients are exchanged while earlier stages are in backward. The norm waits
 // for all of them; computing does not, as if buckets were unlimited. The other ranks' updated
 // shares of a unit arrive once this rank has updated its own share, in the order of use. A stage
-// waits only for its own units, so most shares arrive under forward.
+// waits only for its own units, so most shares arrive under forward. Ranks on CPUs do so only for
+// parameters that they gather ahead of use: else the thread that computes waits for the bus.
 #pragma once
 
 #include <algorithm>
@@ -153,6 +154,7 @@ class StepClock {
     if (event.kind == Kind::Gradients) sum_on_device(event);
     const Task reduced =
         add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
+    if (!separate_) computed = reduced;
     reduced_[event.unit] = join({reduced_[event.unit], reduced});
     if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to wait for
     if (!separate_ || plan_.units[event.unit].gradient == Route::OnDevice) return computed;
@@ -271,8 +273,11 @@ class StepClock {
   }
   /// The other ranks' updated shares of a unit, or of a part of it, arrive after that.
   void gather(std::uint32_t unit, std::uint64_t bytes, std::uint64_t parts, Task updated) {
-    gathered_[unit] = add(Kind::Update, Resource::Bus,
-                          seconds_for(bytes, &Rates::bus) / static_cast<double>(parts), {updated});
+    const Task here = separate_ ? Schedule::none : computed;
+    gathered_[unit] =
+        add(Kind::Update, Resource::Bus,
+            seconds_for(bytes, &Rates::bus) / static_cast<double>(parts), {updated, here});
+    if (!separate_) computed = gathered_[unit];
   }
   /// True if the task is done when the thread that runs the step gets here.
   bool is_past(Task task) const {
