@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 
 import disk
 import step
@@ -23,6 +24,9 @@ LINKS = ["nvme_read", "nvme_write", "h2d", "d2h"]
 ROUND_SECONDS = {"124m": 240, "355m": 600, "tiny": 30}
 # The demo's budget of each tier, and a larger one.
 BUDGETS = {"124m": ("512MiB", "2GiB"), "355m": ("1GiB", "4GiB"), "tiny": ("1MiB", "4MiB")}
+ON_ONE_DISK = "two ranks on one disk"
+HOST_OF_TWO = {"124m": "256MiB", "355m": "512MiB", "tiny": "4MiB"}
+RANKS = {ON_ONE_DISK: 2}  # of cases that have several, each with a thread
 
 
 def asked(options):
@@ -66,6 +70,8 @@ def cases(name, folder):
     yield "default clipping", tried
     yield "clipped in every step", tried | {"gradient_clipping": 1e-6}
     yield "nothing clipped", tried | {"gradient_clipping": 0.0}
+    half = {"device_memory": least, "host_memory": HOST_OF_TWO[name], "speculative_update": False}
+    yield ON_ONE_DISK, whole | {"bf16": {"enabled": True}, "artesian": half}
     in_memory = {"device_memory": "12GiB", "speculative_update": False}
     yield "everything in memory", demo | {"zero_optimization": {"stage": 3}, "artesian": in_memory}
 
@@ -93,28 +99,36 @@ class Job:
         self.config = self.folder / "config.json"
         step_jobs.write_tokens(options.plan_model, self.tokens)
 
-    def output_of(self, program, *arguments):
+    def output_of(self, program, *arguments, ranks=1):
         variables = os.environ | {"XDG_CACHE_HOME": str((self.folder / "cache").resolve())}
-        return step.output_of([self.options.programs / program, *arguments], env=variables)
+        command = [self.options.programs / program, *arguments]
+        if ranks > 1:
+            variables["OMP_NUM_THREADS"] = "1"
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command = [*torchrun, "--nproc-per-node", ranks, "--no-python", *command]
+        return step.output_of(command, env=variables)
 
     def tune(self):
         flags = ["--size", self.options.size, "--budget-seconds", self.options.tune_seconds]
         return json.loads(self.output_of("aio_bench", "tune", "--path", self.swap, *flags,
                                          "--json", "-"))  # fmt: skip
 
-    def take(self, config):
+    def take(self, config, ranks=1):
         self.config.write_text(json.dumps(config))
+        self.ranks = ranks
 
     def words(self):
         return ["--model", self.model, "--config", self.config, "--seq-len", LENGTH]
 
     def plan(self):
-        return json.loads(self.output_of("artesian", "plan", *self.words(), "--json", "-"))
+        flags = ["--ranks", self.ranks] if self.ranks > 1 else []
+        return json.loads(self.output_of("artesian", "plan", *self.words(), *flags, "--json", "-"))
 
     def train(self):
         """Log lines of the measured steps."""
         flags = ["--data", self.tokens, "--init", "--seed", 1, "--steps", STEPS, "--quiet"]
-        self.output_of("artesian", "train", *self.words(), *flags, "--log-jsonl", self.log)
+        self.output_of("artesian", "train", *self.words(), *flags, "--log-jsonl", self.log,
+                       ranks=self.ranks)  # fmt: skip
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         if any(line["overflow"] for line in lines):
             raise step.Failed("a step was skipped: its bytes are not a step's")
@@ -133,9 +147,10 @@ def seconds_of(planned, lines, clipping):
 
 
 def compare(before, lines, after, config):
-    """Compares one round: seconds of both, and bytes that differ from the plan; no bytes if they
-    depend on time."""
-    planned = {link: before["bytes_per_step"][link]["total"] for link in LINKS}
+    """Compares one round: seconds of both, and bytes of all ranks that differ from the plan; no
+    bytes if they depend on time."""
+    ranks = before.get("target", {}).get("ranks", 1)
+    planned = {link: before["bytes_per_step"][link]["total"] * ranks for link in LINKS}
     timely = config.get("artesian", {}).get("speculative_update", True)
     differ = [
         f"step {line['step']}: {link}: planned {planned[link]}, moved {line['bytes'][link]}"
@@ -204,7 +219,7 @@ def measure(options, job, todo, rate):
     found = {words: [] for words, _ in todo}
     for number in range(options.plan_rounds):
         for words, config in todo if number % 2 == 0 else reversed(todo):
-            job.take(config)
+            job.take(config, RANKS.get(words, 1))
             before = rate()
             round_of = compare(job.plan(), job.train(), job.plan(), config)
             round_of["fio"] = rate() / before if before else None

@@ -506,6 +506,8 @@ def test_a_plan_is_judged_by_seconds_and_bytes(tmp_path):
     lines = [line(4, 4.0, 100), line(5, 4.0, 99)]
     other = plan.compare(planned(3.0, 100), lines, planned(3.0, 0), known)
     assert other["differ"] == ["step 5: nvme_read: planned 100, moved 99"]
+    of_each = planned(3.0, 50) | {"target": {"ranks": 2}}  # the log has the sums over all ranks
+    assert plan.compare(of_each, lines, of_each, known)["differ"] == other["differ"]
     made = report.Report("plan", tmp_path)
     row = plan.add_case(made, run.parse([]), "the demo", [same])
     assert row == ["the demo", "4.00 (4.00..4.00)", "5.00 (5.00..5.00)", "0.80 (0.80..0.80)",
@@ -546,8 +548,9 @@ def test_what_a_plan_is_compared_with_is_the_demo_and_one_thing_changed(tmp_path
     assert zero["offload_param"]["nvme_path"] == str(tmp_path)
     assert demo["artesian"].pop("speculative_update") is False
     assert demo == original
-    assert len(others) == 9
-    assert len({json.dumps(config) for _, config in others}) == 9
+    assert len(others) == 10
+    assert len({json.dumps(config) for _, config in others}) == 10
+    assert set(plan.RANKS) < {words for words, _ in others}
 
 
 def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
@@ -555,8 +558,8 @@ def test_plan_measures_the_cases_that_were_asked_for(tmp_path):
     assert plan.chosen(run.parse([]), todo) == todo
     options = run.parse(["--plan-cases", "bf16, the demo"])
     assert plan.chosen(options, todo) == [todo[0], todo[2]]
-    # two of ten parts, two runs each, and a minute of tune
-    assert plan.estimate(options) == "about 3 minutes"
+    # two of eleven parts, two runs each, and a minute of tune
+    assert plan.estimate(options) == "about 2 minutes"
     with pytest.raises(step.Failed, match='got "fp8", allowed the demo, fp32, '):
         plan.chosen(run.parse(["--plan-cases", "the demo,fp8"]), todo)
 
