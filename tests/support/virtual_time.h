@@ -5,7 +5,8 @@
 //
 //   an operation   begins when its queue is free and the host has enqueued it
 //   a fence        passes when all before it in its queue has ended
-//   the host       is at the latest fence that it has waited for; its own work takes no time
+//   the host       is at the latest fence that it has waited for; its own work takes time only
+//                  where the test says so
 //   computing      takes what the test's model says, by compute()
 //
 // SeparateDevice decides when copies really run, and finds the same mistakes. But a fence that has
@@ -16,6 +17,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "tests/support/separate_device.h"
@@ -40,9 +42,15 @@ class VirtualTimeDevice final : public SeparateDevice {
       : SeparateDevice(order, seed), rates_(rates) {}
 
   bool waits_for_each_copy = false;  // a planted fault: as if host memory were pageable
+  // Seconds of the host's work: for a byte that has come down, once the host has waited for it; and
+  // for a byte that goes up, before its copy is enqueued.
+  double add_seconds = 0.0;
+  double update_seconds = 0.0;
 
   /// Takes `seconds` of the queue Compute, for the model's computing.
   void compute(double seconds) { take(Queue::Compute, seconds); }
+  /// Takes `seconds` of the host.
+  void work(double seconds) noexcept { host_ += seconds; }
   /// Waits for the queue Compute, as when the host reads a value of the model.
   void read_value() noexcept { host_ = std::max(host_, end_[index(Queue::Compute)]); }
   /// Virtual seconds since creation, of the host.
@@ -55,16 +63,19 @@ class VirtualTimeDevice final : public SeparateDevice {
   Result<void> copy_to_device(std::byte* target, const std::byte* source,
                               std::uint64_t bytes) override {
     ARTESIAN_TRY_VOID(SeparateDevice::copy_to_device(target, source, bytes));
+    host_ += static_cast<double>(bytes) * update_seconds;
     return copied(Queue::ToDevice, static_cast<double>(bytes) / rates_.to_device);
   }
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     ARTESIAN_TRY_VOID(SeparateDevice::copy_to_host(target, source, bytes));
+    come_ += static_cast<double>(bytes);
     return copied(Queue::ToHost, static_cast<double>(bytes) / rates_.to_host);
   }
   Result<DeviceFence> record(Queue queue) override {
     ARTESIAN_TRY(fence, SeparateDevice::record(queue));
     passes_[index(queue)][fence.sequence] = end_[index(queue)];
+    if (queue == Queue::ToHost) to_add_[fence.sequence] = std::exchange(come_, 0.0);
     return fence;
   }
   Result<void> wait(Queue queue, DeviceFence fence) override {
@@ -75,11 +86,14 @@ class VirtualTimeDevice final : public SeparateDevice {
   }
   /// True if the fence has passed by the host's clock. Pending work before it then runs.
   bool ready(DeviceFence fence) noexcept override {
-    return passes_at(fence) <= host_ && SeparateDevice::finish(fence).has_value();
+    if (passes_at(fence) > host_ || !SeparateDevice::finish(fence).has_value()) return false;
+    add_gradients(fence);
+    return true;
   }
   Result<void> finish(DeviceFence fence) noexcept override {
     ARTESIAN_TRY_VOID(SeparateDevice::finish(fence));
     host_ = std::max(host_, passes_at(fence));
+    add_gradients(fence);
     return {};
   }
 
@@ -101,6 +115,13 @@ class VirtualTimeDevice final : public SeparateDevice {
     ARTESIAN_TRY(end, record(queue));
     return finish(end);
   }
+  /// Of what has come down by that fence.
+  void add_gradients(DeviceFence fence) noexcept {
+    if (fence.queue != Queue::ToHost) return;
+    const auto end = to_add_.upper_bound(fence.sequence);
+    for (auto each = to_add_.begin(); each != end; ++each) host_ += each->second * add_seconds;
+    to_add_.erase(to_add_.begin(), end);
+  }
   double passes_at(DeviceFence fence) const noexcept {
     if (fence.sequence == 0) return 0.0;
     const auto& passes = passes_[index(fence.queue)];
@@ -114,6 +135,8 @@ class VirtualTimeDevice final : public SeparateDevice {
   std::array<double, tiering::queue_count> end_{};  // of what is enqueued
   std::array<double, tiering::queue_count> busy_{};
   std::array<std::map<std::uint64_t, double>, tiering::queue_count> passes_;  // by fence
+  double come_ = 0.0;                       // bytes copied to the host since the last fence
+  std::map<std::uint64_t, double> to_add_;  // bytes by fence
   std::uint64_t copies_ = 0;
   std::vector<Span> spans_;
 };

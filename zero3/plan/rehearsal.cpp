@@ -149,7 +149,9 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return end(starts_clock, clipped);
   }
 
+  /// A separate device gets no next micro-batch before the gradients of the former are added.
   Result<void> run_forward(const StageAccess& access) {
+    if (placement_.separate_device && access.stage == 0) clock_.enqueue_after_work();
     ARTESIAN_TRY_VOID(enter_units(access.units));
     ARTESIAN_TRY_VOID(compute(access));
     put_or_take_inputs(access);
@@ -158,13 +160,15 @@ class Rehearsal : public StepFlow<Rehearsal> {
     return ends ? complete_update() : Result<void>();
   }
 
-  /// Gradients are copied from a separate device while the next stage is computed.
+  /// Gradients are copied from a separate device while the next stage is computed, and added before
+  /// the one after it is enqueued.
   Result<void> run_backward(const StageAccess& access, bool last, bool first) {
     const bool separate = placement_.separate_device;
     ARTESIAN_TRY_VOID(enter_units(access.units));
     put_or_take_inputs(access);
     ARTESIAN_TRY_VOID(compute(access));
     if (last && separate && !first) ARTESIAN_TRY_VOID(end_stage(access.stage + 1));
+    if (separate) clock_.enqueue_after_work();
     ARTESIAN_TRY_VOID(add_gradients(access));
     ARTESIAN_TRY_VOID(prefetcher_.leave(access.units));
     return last && !separate ? end_stage(access.stage) : Result<void>();

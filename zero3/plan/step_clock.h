@@ -3,7 +3,8 @@
 // operations in the order of the engine's thread.
 //
 // On a CPU one thread pool computes the model and the optimizer. With a separate device, the host
-// CPU adds gradients and updates state that is not on the device, while the device computes.
+// CPU adds gradients and updates state that is not on the device, while the device computes. The
+// same thread enqueues, so the device begins nothing before the host's earlier work is done.
 //
 // With several ranks, gradients are exchanged while earlier stages are in backward. The norm waits
 // for all of them; computing does not, as if buckets were unlimited. The other ranks' updated
@@ -180,6 +181,8 @@ class StepClock {
                    seconds_for(update_bytes(event.unit), &Rates::device_memory), {computed});
     to_gather_.push_back({event.unit, event.moved.param.bus, computed});
   }
+  /// What is computed from here on is enqueued after the host's work so far.
+  void enqueue_after_work() { enqueued_ = worked; }
   /// Before a stage computes, its units must have been gathered from all ranks.
   void begin_compute(const StepEvent& event) {
     for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
@@ -193,7 +196,7 @@ class StepClock {
     const auto& by_stage = event.direction == Direction::Forward ? stages.forward : stages.backward;
     const double seconds = by_stage[event.stage] * static_cast<double>(event.micro_batches) / parts;
     time_.model_seconds += seconds;
-    computed = add(event.kind, Resource::Compute, seconds, {computed, barrier});
+    computed = add(event.kind, Resource::Compute, seconds, {computed, barrier, enqueued_});
   }
   /// Number of items of this size that fit in half of the memory that activations have freed after
   /// that stage's backward, assuming that all stages keep the same amount.
@@ -331,13 +334,14 @@ class StepClock {
   const bool separate_;
   bool runs_ = false;
   Schedule schedule_;
-  std::vector<Task> fetched_;      // one for each unit
-  std::vector<Task> put_;          // by stage: the write of its inputs to their tier
-  Task taken_ = Schedule::none;    // task before the wait for the last inputs
-  std::vector<Task> reduced_;      // by unit: when the gradients of all ranks are added
-  std::vector<Task> gathered_;     // by unit: parameters updated by all ranks have arrived
-  std::vector<Gather> to_gather_;  // units updated at a step's end that are not gathered yet
-  bool norm_begun_ = false;        // whether the norm has begun in this step
+  std::vector<Task> fetched_;       // one for each unit
+  std::vector<Task> put_;           // by stage: the write of its inputs to their tier
+  Task taken_ = Schedule::none;     // task before the wait for the last inputs
+  Task enqueued_ = Schedule::none;  // the host's work before it enqueues what is computed next
+  std::vector<Task> reduced_;       // by unit: when the gradients of all ranks are added
+  std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
+  std::vector<Gather> to_gather_;   // units updated at a step's end that are not gathered yet
+  bool norm_begun_ = false;         // whether the norm has begun in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;
