@@ -47,3 +47,27 @@ def test_ranks_on_cpus_are_planned(figures, job):  # noqa: F811
     share = exposed / two["step"]["seconds"] * 100
     assert f"bus, not hidden          {exposed:.3g} s, {share:.0f}% of a step\n" in text
     assert ", 2 CPU ranks\n" in text and "bus, not hidden" not in job().stdout
+
+
+def test_gradients_that_are_sent_once_a_step_are_planned(figures):  # noqa: F811
+    def planned(*flags, micro_batches=4, **artesian):
+        memory = {"device_memory": "64MiB", "host_memory": "64MiB"}
+        config = {"gradient_accumulation_steps": micro_batches, "artesian": memory | artesian}
+        bus = [] if "--bus" in flags else ["--bus", "0.01"]
+        return figures("--ranks", "2", *bus, *flags, config=config)
+
+    exact, fast = planned(), planned(reduction="fast")
+    assert fast["bytes_per_step"]["bus"]["param"] == exact["bytes_per_step"]["bus"]["param"]
+    rows = 2 * 128 * (8 + 64 * 4) // 2  # of the table, for each micro-batch: ids and elements
+    sent = [plan["bytes_per_step"]["bus"]["grad"] - 4 * rows for plan in (exact, fast)]
+    assert sent[0] == 4 * sent[1] > 0
+    note = next(each for each in exact["notes"] if each.startswith("artesian.reduction: "))
+    hidden = [plan["step"]["exposed_bus_s"] for plan in (exact, fast)]
+    assert f": {hidden[0]:.3g} s of a step are time of the bus" in note
+    assert f'; {hidden[1]:.3g} s with "fast"' in note
+    change = next(each for each in exact["changes"] if each["key"] == "artesian.reduction")
+    assert change["step_seconds"] == pytest.approx(fast["step"]["seconds"])
+    held = fast["memory"]["host"]["buffers"] - exact["memory"]["host"]["buffers"]
+    assert held > 4 * fast["model"]["parameters"]
+    for plan in (fast, planned("--bus", "1000"), planned(micro_batches=1)):
+        assert not any(each.startswith("artesian.reduction: ") for each in plan["notes"])

@@ -74,6 +74,67 @@ def test_ranks_have_the_bits_of_one(tmp_path, ranks, cases):
     assert {case["model"] for case in cases} >= {"branches", "llama_tied"}
 
 
+FAST = """
+import sys, artesian, torch
+sys.path.insert(0, sys.argv[2])
+import ranks_worker
+rank, ranks = ranks_worker.join()
+said = ranks_worker.Said()
+
+def trained(reduction, stage):
+    case = {"reduction": reduction, "stage": stage, "dtype": "bf16"}
+    config = ranks_worker.config_of(case, 4, sys.argv[1])
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4)))
+    engine = artesian.initialize(model=model, config=config)[0]
+    losses, bus = [], 0
+    for step in range(4):
+        for micro in range(4):
+            seed = torch.Generator().manual_seed(16 * step + 2 * micro + rank)
+            engine.backward(engine(torch.randn(8, 128, generator=seed).bfloat16()).square().mean())
+            engine.step()
+        losses.append(engine.last_step["loss"])
+        bus = engine.last_step["bytes_bus"]
+    return {"losses": losses, "bus": bus, "digest": engine.digest()}
+
+for stage in (2, 3):
+    for reduction in ("exact", "fast"):
+        said[f"{reduction} {stage}"] = trained(reduction, stage)
+said.write(sys.argv[1])
+torch.distributed.barrier()
+"""
+
+
+def test_fast_sends_gradients_once_a_step(tmp_path):
+    (tmp_path / "fast.py").write_text(FAST)
+    torchrun(tmp_path, 2, tmp_path / "fast.py", tmp_path, TESTS)
+    first, second = (json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1))
+    assert [each["digest"] for each in first.values()] == [
+        each["digest"] for each in second.values()
+    ]
+    gradients = 4 * 128 * 129 * 2 // 2  # bytes that a rank sends of a micro-batch: half of them
+    for stage in (2, 3):
+        exact, fast = (first[f"{reduction} {stage}"] for reduction in ("exact", "fast"))
+        assert fast["losses"] == pytest.approx(exact["losses"], rel=0.01)
+        assert fast["digest"] != exact["digest"]
+        assert exact["bus"] - fast["bus"] >= 3 * gradients
+
+
+def test_fast_is_close_to_exact(tmp_path):
+    cases = [
+        {"model": "gpt2", "param": "nvme", "optimizer": "nvme"},
+        {"model": "llama_tied", "stage": 2, "optimizer": "cpu", "dtype": "bf16"},
+        {"model": "branches", "stage": 1},
+        {"model": "llama", "again": 2, "freeze": "mlp"},
+    ]
+    exact = run_ranks(tmp_path, 2, cases)
+    fast = run_ranks(tmp_path, 2, [case | {"reduction": "fast"} for case in cases])
+    for case, before, after in zip(cases, exact, fast, strict=True):
+        for line, other in zip(before[0], after[0], strict=True):
+            if isinstance(line, list):  # of a step: its loss and norm
+                assert other[:2] == pytest.approx(line[:2], rel=0.01), case
+
+
 def test_checkpoints_of_any_number_of_ranks_are_loaded_by_any(tmp_path):
     whole = ranks_worker.run({**SAVED, "steps": 4}, 0, 1, tmp_path)
     first = {**SAVED, "steps": 1, "save": True}

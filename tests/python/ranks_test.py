@@ -95,6 +95,27 @@ def test_ranks_have_the_log_and_the_weights_of_one(
     assert list(place.nvme.iterdir()) == []
 
 
+def test_fast_sends_gradients_once_a_step(place):  # noqa: F811
+    found = {}
+    for reduction in ("exact", "fast"):
+        config = with_stage(place, 2, "cpu", 4, reduction=reduction)
+        done = run_ranks(place, 2, config=config, steps=4, order="sequential",
+                         log_jsonl=place.log)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found[reduction] = place.steps()
+        place.log.unlink()
+    exact, fast = found["exact"], found["fast"]
+    losses = [[line["loss"] for line in lines] for lines in (fast, exact)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert fast[-1]["digest"] != exact[-1]["digest"]
+    # Parameters, gradients and rows of one micro-batch in place of four.
+    sent = [lines[-1]["bytes"]["bus"] for lines in (fast, exact)]
+    assert sent[0] < 0.6 * sent[1]
+    other = with_stage(place, 2, "cpu", 4, reduction="faster")
+    refused = run_ranks(place, 2, config=other, steps=1)
+    assert 'artesian.reduction: got "faster", allowed exact or fast' in refused.stderr
+
+
 @pytest.mark.skipif(os.environ.get("ARTESIAN_SOAK") != "1", reason="ARTESIAN_SOAK=1 asks for it")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_two_ranks_have_the_digest_of_one_wherever_the_state_is(place, dtype):  # noqa: F811

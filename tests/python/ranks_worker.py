@@ -29,6 +29,8 @@ def config_of(case, accumulation, folder):
         if section in case:
             place = {"device": case[section], "nvme_path": str(folder)}
             zero[f"offload_{section}"] = place
+    if "reduction" in case:
+        config.setdefault("artesian", {})["reduction"] = case["reduction"]
     dtype = case.get("dtype", "fp32")
     if dtype != "fp32":
         config[dtype] = {"enabled": True}

@@ -131,6 +131,12 @@ struct PlanFigures {
 /// Plans the case. Errors: Exhausted, NoSpace, with the bytes missing and the key to change.
 Result<PlanFigures> evaluate(const PlanCase& plan);
 
+/// True if `artesian.reduction` fast would send less.
+inline bool can_reduce_fast(const PlanCase& plan) {
+  return plan.ranks > 1 && plan.config.accumulation_steps > 1 &&
+         plan.config.artesian.reduction == zero3::Reduction::Exact;
+}
+
 /// Seconds of a planned step that a bus without bounds would spare.
 double exposed_bus(const PlanCase& plan, const PlanFigures& planned);
 

@@ -194,6 +194,10 @@ class Changes {
     limit("stage3_max_reuse_distance", &zero3::ZeroConfig::max_reuse_distance, 2 * all);
     limit("stage3_prefetch_bucket_size", &zero3::ZeroConfig::prefetch_bucket_size, all);
     if (plan_.config.accumulation_steps > 1) offer_activation_memory(plan_.activation_bytes * 2);
+    if (can_reduce_fast(plan_)) {
+      change("artesian.reduction", "exact", "fast",
+             [](PlanCase& plan) { plan.config.artesian.reduction = zero3::Reduction::Fast; });
+    }
     if (!plan_.config.cpu_checkpointing) {
       change("activation_checkpointing.cpu_checkpointing", "false", "true", [](PlanCase& plan) {
         plan.config.activation_checkpointing = plan.config.cpu_checkpointing = true;

@@ -7,7 +7,7 @@
 namespace artesian::zero3 {
 namespace {
 
-constexpr std::array<std::string_view, 13> computing{"train_batch_size",
+constexpr std::array<std::string_view, 14> computing{"train_batch_size",
                                                      "train_micro_batch_size_per_gpu",
                                                      "gradient_accumulation_steps",
                                                      "gradient_clipping",
@@ -19,6 +19,7 @@ constexpr std::array<std::string_view, 13> computing{"train_batch_size",
                                                      "data_types",
                                                      "communication_data_type",
                                                      "artesian.compute_dtype",
+                                                     "artesian.reduction",
                                                      "artesian.determinism"};
 
 bool bears_on_a_step(std::string_view path) noexcept {

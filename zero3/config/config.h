@@ -165,6 +165,10 @@ enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 enum class Determinism : std::uint8_t { Required, Preferred };
 
 /// The "artesian" section.
+/// How ranks add up gradients: each micro-batch's, in an order that gives the bits of one rank; or
+/// each rank's sum, once a step.
+enum class Reduction : std::uint8_t { Exact, Fast };
+
 struct ArtesianConfig {
   std::optional<std::uint64_t> device_memory;  // bytes; absent: chosen from the machine
   std::optional<std::uint64_t> host_memory;
@@ -179,6 +183,7 @@ struct ArtesianConfig {
   std::uint64_t skipped_steps_max = 100;
   std::uint64_t checkpoint_every = 0;  // steps between checkpoints; 0: only at the end
   DType moments = DType::Float32;  // dtype of the optimizer's moments; BFloat16 rounds to nearest
+  Reduction reduction = Reduction::Exact;
 
   bool operator==(const ArtesianConfig&) const = default;
 };
@@ -200,10 +205,11 @@ struct Config {
   double gradient_clipping = 1.0;             // 0: off
   std::optional<std::uint64_t> steps_per_print;
   bool wall_clock_breakdown = false;
-  DType param_dtype = DType::Float32;       // from the fp16 or bf16 section, else fp32
-  DType grad_accum_dtype = DType::Float32;  // default: param_dtype
-  LossScaleConfig loss_scale;               // used with fp16
-  bool check_grad_overflow = true;          // bf16 section; always true for fp16 and fp32
+  DType param_dtype = DType::Float32;        // from the fp16 or bf16 section, else fp32
+  DType grad_accum_dtype = DType::Float32;   // default: param_dtype
+  std::optional<DType> communication_dtype;  // in which ranks send gradients; absent: param_dtype
+  LossScaleConfig loss_scale;                // used with fp16
+  bool check_grad_overflow = true;           // bf16 section; always true for fp16 and fp32
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   std::vector<TrackerConfig> trackers;

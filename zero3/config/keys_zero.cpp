@@ -497,6 +497,12 @@ constexpr ConfigKey zero_rows[] = {
      .fallback = "\"off\"",
      .choices = "off|sqpoll|iopoll|both",
      .text = "of io_uring: spin on a core instead of system calls and interrupts (docs/io.md)"},
+    {.path = "artesian.reduction",
+     .type = Choice,
+     .fallback = "\"exact\"",
+     .choices = "exact|fast",
+     .text = "exact has the bits of one rank; fast sends gradients once a step "
+             "(docs/distributed.md)"},
     {.path = "artesian.speculative_update",
      .type = Boolean,
      .fallback = "true",

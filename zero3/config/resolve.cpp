@@ -61,6 +61,10 @@ class Resolver {
     if (settings_.boolean("fp16.enabled")) config_.param_dtype = DType::Float16;
     if (settings_.boolean("bf16.enabled")) config_.param_dtype = DType::BFloat16;
     accumulation();
+    if (settings_.given("communication_data_type")) {
+      const std::string sent = settings_.text("communication_data_type");
+      if (!sent.empty()) config_.communication_dtype = dtype_of(sent);
+    }
     config_.loss_scale.loss_scale = settings_.real("fp16.loss_scale");
     config_.loss_scale.initial_scale_power =
         static_cast<std::uint32_t>(settings_.integer("fp16.initial_scale_power"));
@@ -430,6 +434,7 @@ class Resolver {
                    : polling == "both"   ? PollingChoice::Both
                                          : PollingChoice::Off;
     ours.moments = dtype_of(settings_.text("artesian.moments"));
+    if (settings_.text("artesian.reduction") == "fast") ours.reduction = Reduction::Fast;
     ours.speculative_update = settings_.boolean("artesian.speculative_update");
     ours.skipped_steps_max = settings_.integer("artesian.skipped_steps_max");
     ours.checkpoint_every = settings_.integer("artesian.checkpoint_every");

@@ -21,8 +21,9 @@ bool is_tied(const Layout& layout, std::uint32_t unit) {
 
 /// If units are sent early, the stages share one place, except for tied units.
 void place_held(const Layout& layout, bool early, ExchangeBuffers& buffers) {
+  const std::uint64_t size = dtype_size(buffers.held_dtype);
   const auto bytes_of = [&](std::uint32_t unit) {
-    return layout.units[unit].trainable ? layout.units[unit].image * buffers.element_size : 0;
+    return layout.units[unit].trainable ? layout.units[unit].image * size : 0;
   };
   buffers.held_at.resize(layout.units.size());
   for (std::uint32_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -53,9 +54,14 @@ std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
 }
 
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, const ExchangeOfRanks& of) {
+                                 const ExchangeOfRanks& of) {
   ARTESIAN_CHECK(of.ranks > 1, of.ranks);
-  ExchangeBuffers buffers{.ranks = of.ranks, .element_size = dtype_size(param_dtype)};
+  ExchangeBuffers buffers{.ranks = of.ranks};
+  buffers.held_dtype = of.once ? of.grad_dtype : of.param_dtype;
+  const bool wide = of.param_dtype == DType::Float32 || buffers.held_dtype == DType::Float32;
+  buffers.sent_dtype = wide ? of.sent_dtype.value_or(of.param_dtype) : of.param_dtype;
+  buffers.element_size = dtype_size(buffers.sent_dtype);
+  buffers.once = of.once;
   std::uint64_t share = 0;
   std::size_t most = 0;
   for (const Unit& unit : layout.units) {
@@ -67,12 +73,12 @@ ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<Paramet
       buffers.whole = std::max(buffers.whole, layout.places[parameter].numel);
     }
   }
-  if (of.hooked) place_held(layout, of.cut, buffers);
+  if (of.hooked || of.once) place_held(layout, of.cut && !of.once, buffers);
   const std::uint64_t fair = std::max(round_down(elements_max / of.ranks, image_alignment),
                                       std::uint64_t{image_alignment});
   buffers.slice = std::min(share, fair);
   buffers.header = round_up(header_fixed + (most + 7) / 8, line);
-  buffers.whole = round_up(buffers.whole * buffers.element_size, std::uint64_t{4096});
+  buffers.whole = round_up(buffers.whole * dtype_size(of.param_dtype), std::uint64_t{4096});
   return buffers;
 }
 

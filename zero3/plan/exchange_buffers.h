@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -14,10 +15,13 @@ namespace artesian::zero3 {
 struct ExchangeBuffers {
   std::uint64_t ranks = 0;         // 0: one rank, so that nothing is exchanged
   std::uint64_t slice = 0;         // elements of each share that are sent at a time
-  std::uint64_t element_size = 0;  // bytes: gradients are sent in the parameters' dtype
-  std::uint64_t header = 0;        // bytes before each slice: its owner and content
-  std::uint64_t whole = 0;         // bytes of the largest gradient that is computed in tiles
-  std::uint64_t held = 0;          // bytes of gradients until they are sent
+  std::uint64_t element_size = 0;  // bytes of `sent_dtype`
+  DType sent_dtype = DType::Float32;
+  std::uint64_t header = 0;  // bytes before each slice: its owner and content
+  std::uint64_t whole = 0;   // bytes of the largest gradient that is computed in tiles
+  std::uint64_t held = 0;    // bytes of gradients until they are sent
+  DType held_dtype = DType::Float32;
+  bool once = false;  // each rank's sums of all micro-batches are sent, once a step
   // By unit, if gradients are held: where its gradients are; stages may share a place, and are then
   // held one after the other.
   std::vector<std::uint64_t> held_at{};
@@ -25,7 +29,7 @@ struct ExchangeBuffers {
   std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
   /// Bytes of one direction: sent or received.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
-  /// Bytes that one rank sends, and receives, of a unit's gradient of one micro-batch.
+  /// Bytes that one rank sends, and receives, of a unit's gradient at a time.
   std::uint64_t bytes_of(const Unit& unit) const noexcept;
   std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
 };
@@ -36,9 +40,13 @@ struct ExchangeOfRanks {
   bool hooked = false;      // the caller runs the model: gradients arrive in each rank's own order
   bool cut = false;         // parameters are cut: that order is the same, and units are sent early
   bool in_tiles = false;    // the host computes, and computes some gradients in tiles
+  bool once = false;        // ExchangeBuffers::once
+  DType param_dtype = DType::Float32;
+  std::optional<DType> sent_dtype{};  // Config::communication_dtype
+  DType grad_dtype = DType::Float32;  // that of accumulated gradients
 };
 /// The buffers of a run with several ranks.
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
-                                 DType param_dtype, const ExchangeOfRanks& of);
+                                 const ExchangeOfRanks& of);
 
 }  // namespace artesian::zero3

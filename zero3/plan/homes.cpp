@@ -92,11 +92,17 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   }
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
   if (request.ranks > 1) {
-    plan.exchange = exchange_buffers(plan.layout, *request.parameters, plan.param_dtype,
-                                     {.ranks = request.ranks,
-                                      .hooked = request.hooked,
-                                      .cut = plan.params_cut,
-                                      .in_tiles = !request.hooked && !request.separate_device});
+    const bool fast = config.artesian.reduction == Reduction::Fast;
+    plan.exchange =
+        exchange_buffers(plan.layout, *request.parameters,
+                         {.ranks = request.ranks,
+                          .hooked = request.hooked,
+                          .cut = plan.params_cut,
+                          .in_tiles = !request.hooked && !request.separate_device,
+                          .once = fast && (request.hooked || config.accumulation_steps > 1),
+                          .param_dtype = plan.param_dtype,
+                          .sent_dtype = config.communication_dtype,
+                          .grad_dtype = plan.grad_dtype});
   }
   return with_routes(std::move(plan));
 }

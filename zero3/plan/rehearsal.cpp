@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "kernels/gradient.h"
@@ -189,6 +191,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   }
   Result<void> update_final(std::size_t stage) { return under_backward_.accumulated(stage); }
   Result<void> complete_gradients() {
+    ARTESIAN_TRY_VOID(add_held());
     ARTESIAN_TRY_VOID(add_rows());
     for (const std::uint32_t unit : update_.order().trained()) {
       if (additions_.is_whole(unit)) continue;
@@ -290,7 +293,30 @@ class Rehearsal : public StepFlow<Rehearsal> {
         if (additions_.sets(parameter)) event.set += numel;
       }
       event.moved.grad = gradient_moves(event);
+      if (placement_.exchange.once) {
+        held_[unit].insert(parameters.begin(), parameters.end());
+        event.moved.grad.bus = 0;
+        ARTESIAN_TRY_VOID(add(event));
+        continue;
+      }
       enter_buffer(unit, parameters, event.moved.grad);
+      leave_buffer(unit, event.moved.grad);
+      for (const auto parameter : parameters) additions_.added(parameter);
+      ARTESIAN_TRY_VOID(add(event));
+    }
+    return {};
+  }
+
+  /// Each rank's sums of a step, which it has held.
+  Result<void> add_held() {
+    for (const auto& [unit, parameters] : std::exchange(held_, {})) {
+      StepEvent event{.kind = Kind::Gradients, .unit = unit};
+      event.micro_batches = placement_.ranks;
+      for (const auto parameter : parameters) event.set += layout_.places[parameter].numel;
+      event.numel = event.set;
+      event.added = event.set * placement_.ranks;
+      event.moved.grad.bus = placement_.exchange.bytes_of(layout_.units[unit]);
+      enter_buffer(unit, {parameters.begin(), parameters.end()}, event.moved.grad);
       leave_buffer(unit, event.moved.grad);
       for (const auto parameter : parameters) additions_.added(parameter);
       ARTESIAN_TRY_VOID(add(event));
@@ -381,6 +407,7 @@ class Rehearsal : public StepFlow<Rehearsal> {
   const Layout& layout_;
   const std::vector<StageAccess> accesses_;
   GradientAdditions additions_;
+  std::map<std::uint32_t, std::set<std::uint32_t>> held_;  // by unit: held parameters
   std::vector<std::uint64_t> entered_;  // sub-groups that the current event reads; and writes
   std::vector<std::uint64_t> left_;
   std::vector<bool> filled_;  // by unit: whether the update fills its slot

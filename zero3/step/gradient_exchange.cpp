@@ -127,22 +127,32 @@ std::vector<GradientExchange::Copy> GradientExchange::copies_of(
   return copies;
 }
 
-/// Copies elements [first, first + count) of every share into the send buffers, in the parameters'
-/// dtype.
+/// Copies elements [first, first + count) of every share into the send buffers.
 Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own,
                                     std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
   const std::uint64_t source_size = dtype_size(own.source.dtype);
   const std::vector<Copy> whole = copies_of(unit, own.gradients, own.source.dtype, first, count);
+  const auto copy_to = [&](std::byte* to, const std::byte* from, std::uint64_t elements) {
+    const DType sent = plan_.exchange.sent_dtype;
+    if (own.source.dtype == sent) {
+      std::memcpy(to, from, elements * size);
+    } else if (sent == DType::Float32) {
+      kernels::expand(from, own.source.dtype, reinterpret_cast<float*>(to), elements);
+    } else {  // infinities and NaNs are kept, and found by the norm
+      static_cast<void>(kernels::narrow(reinterpret_cast<const float*>(from), to, sent, elements));
+    }
+  };
   if (own.source.on_device) {
-    ARTESIAN_CHECK(reader_ != nullptr && source_size == size, size);
+    ARTESIAN_CHECK(reader_ != nullptr, unit.name);
     std::vector<tiering::DeviceReader::Part> parts;
     parts.reserve(whole.size());
-    for (const Copy& copy : whole) parts.push_back({copy.from, copy.count * size});
+    for (const Copy& copy : whole) parts.push_back({copy.from, copy.count * source_size});
     return reader_->read(parts, own.source.written,
                          [&](std::size_t part, std::uint64_t offset,
                              std::span<const std::byte> piece) -> Result<void> {
-                           std::memcpy(whole[part].to + offset, piece.data(), piece.size());
+                           copy_to(whole[part].to + offset / source_size * size, piece.data(),
+                                   piece.size() / source_size);
                            return {};
                          });
   }
@@ -156,12 +166,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
   executor_.parallel_for(copies.size(), 1, [&](std::uint64_t from, std::uint64_t to) {
     for (; from < to; ++from) {
       const Copy& copy = copies[static_cast<std::size_t>(from)];
-      if (source_size == size) {
-        std::memcpy(copy.to, copy.from, copy.count * size);
-      } else {  // infinities and NaNs are kept, and found by the norm
-        static_cast<void>(kernels::narrow(reinterpret_cast<const float*>(copy.from), copy.to,
-                                          plan_.param_dtype, copy.count));
-      }
+      copy_to(copy.to, copy.from, copy.count);
     }
   });
   return {};

@@ -58,7 +58,7 @@ class GradientExchange {
     const std::vector<bool>& present;  // by index in Unit::parameters
     std::uint64_t first = 0;
     std::uint64_t count = 0;
-    const std::byte* data = nullptr;  // [count], in the parameters' dtype
+    const std::byte* data = nullptr;  // [count], in plan.exchange.sent_dtype
   };
   using Sink = std::function<Result<void>(const Arrived&)>;
   /// Calls `sink` slice by slice, and within a slice rank by rank. Every rank calls this with the

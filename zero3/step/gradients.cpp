@@ -218,7 +218,8 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
                                          const GradientExchange::Rows* rows) noexcept {
   const Layout& layout = state_.layout();
   const Unit& described = layout.units[unit];
-  const std::uint64_t size = dtype_size(state_.placement().param_dtype);
+  const DType sent = state_.placement().exchange.sent_dtype;
+  const std::uint64_t size = dtype_size(sent);
   // By parameter: whether any rank has a gradient, for this slice.
   std::vector<bool> present(described.parameters.size());
   const auto sink = [&](const GradientExchange::Arrived& arrived) -> Result<void> {
@@ -238,8 +239,7 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
       pieces.push_back({begin, end - begin, arrived.data + (begin - arrived.first) * size, fresh});
     }
     if (some) {
-      ARTESIAN_TRY_VOID(
-          add_pieces(unit, std::move(pieces), {.dtype = state_.placement().param_dtype}));
+      ARTESIAN_TRY_VOID(add_pieces(unit, std::move(pieces), {.dtype = sent}));
     }
     if (rows == nullptr) return {};
     return add_runs(described.parameters.front(), *rows, arrived.rank,

@@ -83,8 +83,8 @@ class Gradients {
   /// this, and the rows of all ranks are added. Errors: as add.
   Result<void> add_lookups(std::uint32_t parameter, std::span<const RowsOfLookup> lookups,
                            std::uint64_t width) noexcept;
-  /// True if several ranks train a model that the caller runs: gradients are held by hold(), in
-  /// parts and by hold_rows() until add_held().
+  /// True if several ranks train a model that the caller runs, or send gradients once a step:
+  /// gradients are held by hold(), in parts and by hold_rows() until add_held().
   bool holds() const noexcept { return sums_.has_value(); }
   /// Holds a gradient until add_held(). Shape: data: all of the parameter's elements, in
   /// added_dtype(); as in add().
@@ -100,6 +100,8 @@ class Gradients {
   /// rows last. `parameters`: those of the model. Errors: as add.
   Result<void> add_held(std::span<const std::uint32_t> units,
                         std::span<const ParameterSpec> parameters) noexcept;
+  /// If ranks send gradients once a step: as add_held, for all units.
+  Result<void> add_held_of_step(std::span<const ParameterSpec> parameters) noexcept;
   /// The most bytes of held gradients for which there was no room in the plan.
   std::uint64_t held_beside_max() const noexcept {
     return sums_.has_value() ? sums_->bytes_beside_max() : 0;

@@ -47,6 +47,15 @@ std::uint8_t Gradients::has_of(std::uint32_t unit) const {
   return has;
 }
 
+Result<void> Gradients::add_held_of_step(std::span<const ParameterSpec> parameters) noexcept {
+  if (!state_.placement().exchange.once) return {};
+  std::vector<std::uint32_t> units;
+  for (std::uint32_t unit = 0; unit < state_.layout().units.size(); ++unit) {
+    if (trainable(unit)) units.push_back(unit);
+  }
+  return add_held(units, parameters);
+}
+
 Result<void> Gradients::add_held(std::span<const std::uint32_t> units,
                                  std::span<const ParameterSpec> parameters) noexcept {
   comm::Group& group = exchange_->group();
@@ -75,7 +84,8 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
     return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
   };
   const std::vector<ParameterGradient> held = sums_->of_unit(unit);
-  const GradientsOfUnit own{.gradients = held, .source = {.dtype = state_.placement().param_dtype}};
+  const GradientsOfUnit own{.gradients = held,
+                            .source = {.dtype = state_.placement().exchange.held_dtype}};
   if (!some(has_rows)) {
     return some(has_whole) ? add_of_all_ranks(unit, own) : Result<void>();
   }

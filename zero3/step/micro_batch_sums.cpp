@@ -27,11 +27,11 @@ MicroBatchSums::MicroBatchSums(const Placement& plan, std::span<std::byte> memor
 std::byte* MicroBatchSums::data(std::uint32_t parameter) const {
   const ParameterPlace& place = plan_.layout.places[parameter];
   ARTESIAN_CHECK(images_[place.unit] != nullptr, parameter);
-  return images_[place.unit] + place.first * dtype_size(plan_.param_dtype);
+  return images_[place.unit] + place.first * dtype_size(plan_.exchange.held_dtype);
 }
 
 std::uint64_t MicroBatchSums::image_bytes(std::uint32_t unit) const noexcept {
-  return plan_.layout.units[unit].image * dtype_size(plan_.param_dtype);
+  return plan_.layout.units[unit].image * dtype_size(plan_.exchange.held_dtype);
 }
 
 /// Gives the unit its place in the memory, or memory beside it if another unit is there.
@@ -57,11 +57,12 @@ void MicroBatchSums::make_room(std::uint32_t unit) {
 
 void MicroBatchSums::add(std::uint32_t parameter, std::uint64_t first, const std::byte* data,
                          DType dtype, std::uint64_t count) {
-  const DType stored = plan_.param_dtype;
+  const DType stored = plan_.exchange.held_dtype;
   const auto how = here_[parameter] ? kernels::Accumulate::Add : kernels::Accumulate::Set;
   ARTESIAN_CHECK(first + count <= plan_.layout.places[parameter].numel, parameter, first, count);
   make_room(plan_.layout.places[parameter].unit);
-  const Accumulator to{this->data(parameter) + first * dtype_size(stored), stored, stored, how};
+  const Accumulator to{this->data(parameter) + first * dtype_size(stored), stored,
+                       plan_.param_dtype, how};
   executor_.parallel_for(count, elements_of_task, [&](std::uint64_t begin, std::uint64_t end) {
     accumulate(to, data, dtype, begin, end);
   });

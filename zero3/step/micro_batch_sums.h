@@ -1,7 +1,8 @@
 // MicroBatchSums: the gradients of one micro-batch of this rank so far, in the parameters' dtype.
 // They are kept until they are sent to the ranks that own the shares: with the micro-batch
 // complete, so that each rank may run a different graph, in its own order; or, if parameters are
-// cut, with the unit complete (StepCore::send_gradients).
+// cut, with the unit complete (StepCore::send_gradients). With `artesian.reduction` fast they are
+// the sums of all micro-batches of the step, in the dtype of accumulated gradients.
 #pragma once
 
 #include <cstdint>

@@ -390,6 +390,7 @@ Result<void> StepCore::add(std::uint32_t unit, std::span<const ParameterGradient
 void StepCore::sum_ahead(std::size_t stage) noexcept {
   ARTESIAN_CHECK(stage < final_by_stage_.size(), stage, final_by_stage_.size());
   if (!last_backward_ || !state_->separate_device() || options_.hooked) return;
+  if (placement().exchange.once) return;  // none is final before step()
   const bool updates = optimizer_->under_backward();
   const auto summed = timed_gradients([&]() -> Result<void> {
     for (const std::uint32_t unit : final_by_stage_[stage]) {
@@ -629,6 +630,8 @@ Result<void> StepCore::begin_update(const StepRequest& request, const StepResult
 }
 
 Result<void> StepCore::complete_gradients() {
+  ARTESIAN_TRY_VOID(
+      timed_gradients([&] { return gradients_->add_held_of_step(shape_.parameters); }));
   ARTESIAN_TRY_VOID(add_kept_rows());
   return gradients_->complete();
 }
@@ -710,6 +713,7 @@ Result<bool> StepCore::read_gradient(
   ARTESIAN_TRY_VOID(check(StepCall::ReadState, "read_gradient"));
   const bool some = step_state_ == StepState::Accumulated || step_state_ == StepState::Full ||
                     (step_state_ == StepState::AwaitsBackward && micro_batches_ > 0);
+  if (some) ARTESIAN_TRY_VOID(remember(gradients_->add_held_of_step(shape_.parameters)));
   if (!some || !gradients_->reached(parameter)) return false;
   const auto read = [&]() -> Result<void> {
     ARTESIAN_TRY_VOID(optimizer_->stop_reading());
@@ -730,6 +734,7 @@ Result<bool> StepCore::write_gradient(const ParameterGradient& gradient) {
   ARTESIAN_TRY_VOID(take_update_back());
   const auto replace = [&]() -> Result<void> {
     ARTESIAN_TRY_VOID(optimizer_->stop_reading());
+    ARTESIAN_TRY_VOID(gradients_->add_held_of_step(shape_.parameters));
     return gradients_->replace(gradient);
   };
   ARTESIAN_TRY_VOID(of_no_step(replace));

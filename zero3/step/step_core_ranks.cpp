@@ -48,6 +48,9 @@ Result<void> StepCore::agree() {
   add("data_types.grad_accum_dtype", dtype_name(config_.grad_accum_dtype));
   add("artesian.compute_dtype", dtype_name(options_.compute_dtype));
   add("activation_checkpointing", config_.activation_checkpointing);
+  add("communication_data_type",
+      dtype_name(config_.communication_dtype.value_or(config_.param_dtype)));
+  add("artesian.reduction", config_.artesian.reduction == Reduction::Fast ? "fast" : "exact");
   for (const std::uint64_t updates : {0, 1, 10, 100, 1000, 10'000}) {
     facts.emplace_back(
         fmt::format("the learning rate behind {} updates", updates),
@@ -83,6 +86,13 @@ Result<void> StepCore::check_ranks() const {
     return make_error(ErrorCode::Unsupported,
                       fmt::format("not supported yet with {} ranks: {}", ranks(), what));
   };
+  const DType sent = config_.communication_dtype.value_or(config_.param_dtype);
+  if (sent != config_.param_dtype && dtype_size(sent) == dtype_size(config_.param_dtype)) {
+    return unsupported(
+        fmt::format("communication_data_type {} with {} parameters; theirs, fp32 or none",
+                    dtype_name(sent), dtype_name(config_.param_dtype))
+            .c_str());
+  }
   const auto& parameters = shape_.parameters;  // frozen parameters are not updated
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
@@ -177,6 +187,7 @@ Result<void> StepCore::give_pass_up(const AccessOrder::Access& units, Error refu
 
 Result<void> StepCore::send_gradients(std::uint32_t unit, bool complete) {
   if (!meets_in_passes() || step_state_ != StepState::Backward) return {};
+  if (placement().exchange.once) return {};
   given_up_ = false;
   const auto all_complete = agreement_.enter(
       step_ + 1, micro_batches_, {.first = unit, .units = of_gradients, .ready = complete},
@@ -201,6 +212,7 @@ Result<void> StepCore::meet_behind_backward() {
   }
   ARTESIAN_TRY(known, remember(std::move(of_all)));
   see_losses(known);
+  if (placement().exchange.once) return {};
   std::vector<std::uint32_t> trainable;
   for (std::uint32_t unit = 0; unit < layout().units.size(); ++unit) {
     if (layout().units[unit].trainable) trainable.push_back(unit);
