@@ -47,7 +47,7 @@ while read -r source; do
     python/*.py) run "$name" python3 -m pytest "$root/$source" --color=no -q ;;
   esac
 done < <(cd "$root" &&
-  grep -rlE --include='*_test.cpp' --include='*.py' 'ARTESIAN_SOAK|soaking\(\)' tests | sort)
+  grep -rlE --include='*_test.cpp' --include='*_test.py' 'ARTESIAN_SOAK|soaking\(\)' tests | sort)
 
 printf '\nsoak: %d passed, %d failed%s\n' "$passed" "${#failed[@]}" "${failed:+: ${failed[*]}}"
 [ ${#failed[@]} -eq 0 ] && [ "$passed" -gt 0 ]

@@ -33,7 +33,7 @@ SEEDS = 20 if os.environ.get("ARTESIAN_SOAK") == "1" else 2
 native.ORDERS = ["late", "early", *(f"random:{seed}" for seed in range(1, SEEDS + 1))]
 
 
-@pytest.fixture(params=["late", "early", "random:1"])
+@pytest.fixture(params=native.ORDERS if SEEDS > 2 else native.ORDERS[:3])
 def order(request, sim):
     sim.set_order(request.param)
     yield request.param
