@@ -95,6 +95,15 @@ def test_ranks_have_the_log_and_the_weights_of_one(
     assert list(place.nvme.iterdir()) == []
 
 
+def planned(place, config, ranks):  # noqa: F811
+    words = ["plan", "--model", place.model, "--config", config, "--seq-len", 16, "--json", "-"]
+    words += ["--ranks", ranks, "--tflops", 1, "--memory-bandwidth", 10]
+    command = [train_cli_test.PROGRAM, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_fast_sends_gradients_once_a_step(place):  # noqa: F811
     found = {}
     for reduction in ("exact", "fast"):
@@ -104,6 +113,9 @@ def test_fast_sends_gradients_once_a_step(place):  # noqa: F811
         assert done.returncode == 0, done.stderr
         found[reduction] = place.steps()
         place.log.unlink()
+        # All but the words by which ranks agree, and where the rows of a table happen to be.
+        of_each = planned(place, config, 2)["bytes_per_step"]["bus"]["total"]
+        assert found[reduction][-1]["bytes"]["bus"] == pytest.approx(2 * of_each, rel=0.005)
     exact, fast = found["exact"], found["fast"]
     losses = [[line["loss"] for line in lines] for lines in (fast, exact)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
