@@ -38,6 +38,12 @@ Result<void> Group::end(std::unique_ptr<Begun> begun) {
   return ended;
 }
 
+Error Group::overdue(const std::string& what) const {
+  return make_error(ErrorCode::PeerLost,
+                    "another rank has not answered before the deadline: rank " +
+                        std::to_string(rank()) + " was waiting for " + what);
+}
+
 Result<void> Group::all_gather(std::span<std::byte> image, const What& what) {
   ARTESIAN_CHECK(image.size() % ranks() == 0, image.size(), ranks());
   const std::size_t share = image.size() / ranks();

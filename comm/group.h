@@ -85,6 +85,17 @@ class Group {
   /// group.
   Result<void> agree(Result<void> own, const What& what);
 
+  /// Counts an operation of a DeviceGroup.
+  void count_on_device(std::uint64_t bytes_sent, std::uint64_t ns) noexcept {
+    bytes_sent_ += bytes_sent;
+    ns_ += ns;
+  }
+  /// The error of an operation of a DeviceGroup that other ranks have not joined before the
+  /// deadline: PeerLost.
+  virtual Error overdue(const std::string& what) const;
+  /// Seconds within which every rank must join an operation.
+  virtual double deadline_seconds() const noexcept = 0;
+
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
   /// Seconds that this rank has spent in operations so far.
   double seconds() const noexcept { return static_cast<double>(ns_) * 1e-9; }

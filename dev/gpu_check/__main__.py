@@ -8,6 +8,7 @@ Parts, in this order, each with its own time limit; without arguments, all excep
   build     a Release build, in a separate folder
   test      ctest, those of the label gpu first
   python    hooked models on the GPU have the bits of plain PyTorch
+  ranks     with two GPUs: two processes, joined by NCCL, have the bits of one
   profile   GPU utilisation, launches per step and largest kernels, for a Llama with 128,256 words
   speeds    the optimizer by threads, attention's backward and its bits, page-locking
   sanitize  compute-sanitizer on the tests of the label gpu
@@ -38,6 +39,7 @@ import facts
 import first
 import gpu_profile
 import hooked
+import ranks
 import report
 import sanitize
 import speeds
@@ -52,12 +54,13 @@ PARTS = {
     "build": build.run,
     "test": build.test,
     "python": hooked.run,
+    "ranks": ranks.run,
     "profile": gpu_profile.run,
     "speeds": speeds.run,
     "sanitize": sanitize.run,
     "bench": bench.run,
 }
-USE_THE_BUILD = ("test", "python", "profile", "speeds", "sanitize", "bench")
+USE_THE_BUILD = ("test", "python", "ranks", "profile", "speeds", "sanitize", "bench")
 
 
 class Parser(argparse.ArgumentParser):

@@ -32,7 +32,7 @@ def fail(text):
 def sources_digest(root):
     """Digest over names and contents of all built sources and these scripts."""
     digest = hashlib.sha256()
-    folders = "base aio pinned kernels tiering zero3 models tools tests bench cmake".split()
+    folders = "base aio comm pinned kernels tiering zero3 models tools tests bench cmake".split()
     for path in sorted(
         [root / "CMakeLists.txt", *(p for f in folders for p in (root / f).rglob("*"))]
     ):

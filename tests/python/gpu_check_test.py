@@ -2,6 +2,7 @@
 out, that a refusal, a hang or a broken tool is a failed row and never a pass, and that its training
 runs are understood by the real program. The GPU is hidden where there is one."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -19,10 +20,11 @@ import carried  # noqa: E402
 import first  # noqa: E402
 import gpu_profile  # noqa: E402
 import measure  # noqa: E402
+import ranks  # noqa: E402
 import sanitize  # noqa: E402
 import speeds  # noqa: E402
 import torch_build  # noqa: E402
-from shell import Context, Failure, Finished, gpu_seen  # noqa: E402
+from shell import Context, Failure, Finished, Skip, gpu_seen  # noqa: E402
 
 TRY = ["--shape", "tiny", "--bench-on-cpu"]
 REFUSAL = "artesian: error: --device: not supported yet: cuda"
@@ -75,7 +77,7 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["facst"], "PART: got 'facst', allowed first, facts, build, test, python, profile,"),
+        (["facst"], "PART: got 'facst', allowed first, facts, build, test, python, ranks,"),
         (["--prefix", "."], "--prefix: .: got no carried.txt, allowed a folder of dev/carry.sh"),
         (["--part-seconds", "0"], "--part-seconds: got 0.0, allowed numbers above 0"),
         (["--rounds", "-1"], "--rounds: got -1, allowed numbers above 0"),
@@ -236,6 +238,25 @@ def test_the_smoke_run_is_understood_by_the_program(check):
     context.logs, context.deadline = [], time.monotonic() + 120
     (check.work / "bin/artesian").symlink_to(ARTESIAN)
     assert len(first.smoke(context, "cpu")) == first.STEPS
+
+
+@pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")
+def test_two_processes_are_compared_with_one(check, monkeypatch):
+    (check.work / "bin/artesian").symlink_to(ARTESIAN)
+    done = check.run("ranks", *TRY)
+    assert done.returncode == 0, done.stderr
+    found = check.results()["parts"]["ranks"]
+    assert found["other_bits"] == [] and len(found["gpu"]["two"]) == ranks.STEPS
+    context = Context.__new__(Context)
+    context.gpu_count, context.gpu_seen = 1, ""
+    context.options = argparse.Namespace(bench_on_cpu=False)
+    with pytest.raises(Skip, match="one GPU"):
+        ranks.run(context)
+    context.gpu_count, context.work = 2, check.work
+    said = "artesian: warning: bytes pass through host memory, not by NCCL: no NCCL"
+    monkeypatch.setattr("ranks.train", lambda *words: ([[1.0, 2.0]] * ranks.STEPS, said))
+    with pytest.raises(Failure, match="not by NCCL: no NCCL"):
+        ranks.run(context)
 
 
 def carry_programs(folder, **facts):

@@ -16,7 +16,8 @@ PROGRAMS = (
     "tiering_depot_test tiering_device_loader_test zero3_torch_separate_device_test "
     "zero3_torch_odd_batches_test zero3_torch_stop_test zero3_torch_groups_test "
     "zero3_torch_tiled_test zero3_torch_under_backward_test zero3_torch_speculative_update_test "
-    "zero3_torch_checkpoint_equality_test zero3_torch_ranks_test"
+    "zero3_torch_checkpoint_equality_test zero3_torch_ranks_test "
+    "zero3_torch_ranks_on_devices_test"
 ).split()
 # Places that no test misses when they are left out, and why: docs/dev/gpu-tests.md.
 TWICE = "the joins before and after an update, and its waits for copies, order the same"
@@ -41,6 +42,8 @@ SILENT = {
     "finish in artesian::zero3::InputKeeper::release_leaving": FEW,
     "record in artesian::zero3::Optimizer::gather_on_device": FEW,
     "finish in artesian::zero3::Optimizer::gather_on_device": FEW,
+    "record in artesian::zero3::Optimizer::gather_over_bus": FEW,
+    "wait in artesian::zero3::Optimizer::gather_over_bus": FEW,
     "finish in artesian::zero3::UnitGraphs::accumulate": FEW,
     "finish in artesian::zero3::UnitGraphs::ask_to_stop": FEW,
 }

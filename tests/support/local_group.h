@@ -36,6 +36,7 @@ class LocalRanks {
 
   std::uint32_t ranks() const noexcept { return ranks_; }
   std::uint64_t delays() const noexcept { return options_.delays; }
+  double deadline_seconds() const noexcept { return options_.deadline_seconds; }
   /// Operations that all ranks have done.
   std::uint64_t operations() const noexcept { return operations_; }
 
@@ -131,6 +132,11 @@ class LocalGroup final : public comm::Group {
     const auto found = sent_.find(kind);
     return found == sent_.end() ? 0 : found->second;
   }
+
+  /// Counts bytes that this rank has sent beside the group's own operations.
+  void count(const std::string& kind, std::uint64_t bytes) { sent_[kind] += bytes; }
+  LocalRanks& shared() noexcept { return shared_; }
+  double deadline_seconds() const noexcept override { return shared_.deadline_seconds(); }
 
   /// Operations that this rank waited for after later ones, of another kind, had begun.
   std::uint64_t beside_others() const noexcept { return beside_; }

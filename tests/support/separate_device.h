@@ -24,6 +24,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,12 @@ class SeparateDevice : public tiering::Device {
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
   Result<void> register_host(std::span<std::byte> range) override;
   void unregister_host(std::span<std::byte> range) noexcept override;
+  /// For a double of a comm::DeviceGroup: work in the queue Bus, on parts of the arena, which stops
+  /// the queue if it fails; and an end to what is enqueued there.
+  Result<void> enqueue_on_bus(std::span<const std::span<const std::byte>> read,
+                              std::span<const std::span<std::byte>> written,
+                              std::function<Result<void>()> work);
+  void drop_bus();
   /// Page-locked bytes; and bytes of copies whose host memory is not page-locked.
   std::uint64_t bytes_registered() const noexcept;
   std::uint64_t bytes_pageable() const noexcept { return bytes_pageable_; }
@@ -79,9 +86,7 @@ class SeparateDevice : public tiering::Device {
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override {
     EXPECT_FALSE(in_arena(target, 1)) << "a copy to the host goes to the device";
-    // A gradient follows those of the next stage and their sums.
-    const std::size_t since = 2 * micro_batches_at_once - 1;
-    if (!in_arena(source, bytes)) expect_ordered(Queue::ToHost, since, "a copy to the host");
+    if (!in_arena(source, bytes)) expect_computed(Queue::ToHost, "a copy to the host");
     bytes_to_host_ += bytes;
     count_pageable(target, bytes);
     return copy(Queue::ToHost, target, source, bytes);
@@ -100,6 +105,7 @@ class SeparateDevice : public tiering::Device {
     ++gradient_calls[dtypes.grad];
     std::vector<Range> ranges;
     for (const kernels::GradientPiece& piece : pieces) {
+      if (queue == Queue::Bus && !in_arena(piece.grad, 1)) expect_computed(queue, "a packed slice");
       ranges.push_back({piece.acc, piece.count * dtype_size(dtypes.acc), true});
       ranges.push_back({piece.grad, piece.count * dtype_size(dtypes.grad), false});
     }
@@ -211,7 +217,12 @@ class SeparateDevice : public tiering::Device {
     ++races;
     EXPECT_TRUE(expect_races) << what << " does not wait for what computes with that memory";
   }
+  /// Of a gradient, which follows those of the next stage and their sums.
+  void expect_computed(Queue queue, const char* what) {
+    expect_ordered(queue, 2 * micro_batches_at_once - 1, what);
+  }
   Result<void> copy(Queue queue, std::byte* target, const std::byte* source, std::uint64_t bytes);
+  void fill_until_run(Queue queue, const std::vector<Range>& targets);
   Result<void> enqueue(Queue queue, std::vector<Range> ranges, Work work);
   void check_order(Queue queue, std::uint64_t sequence, const std::vector<Range>& ranges);
   void merge(Clock& into, const Clock& from) {
@@ -233,6 +244,7 @@ class SeparateDevice : public tiering::Device {
   std::array<Lane, tiering::queue_count> lanes_;
   Clock host_{};  // what the host has waited for
   std::vector<Access> accesses_;
+  bool stopped_ = false;  // the queue Bus, by a rank that is gone
   tiering::HostDevice kernels_;
 };
 
@@ -315,24 +327,63 @@ inline std::uint64_t SeparateDevice::bytes_registered() const noexcept {
   return bytes;
 }
 
+/// Targets of what was enqueued last: they hold 0xff until it runs, unless an earlier operation
+/// that is pending uses them.
+inline void SeparateDevice::fill_until_run(Queue queue, const std::vector<Range>& targets) {
+  if (lane(queue).pending.empty()) return;
+  const Operation* const last = &lane(queue).pending.back();
+  for (const Range& range : targets) {
+    bool awaited = false;
+    for (const Lane& other : lanes_) {
+      for (const Operation& operation : other.pending) {
+        for (const Range& used : operation.ranges) {
+          awaited = awaited || (&operation != last && used.overlaps(range));
+        }
+      }
+    }
+    if (awaited) continue;
+    open();
+    std::memset(const_cast<std::byte*>(range.begin), 0xff,
+                static_cast<std::size_t>(range.end - range.begin));
+    close();
+  }
+}
+
 inline Result<void> SeparateDevice::copy(Queue queue, std::byte* target, const std::byte* source,
                                          std::uint64_t bytes) {
   const Range range(target, bytes, true);
-  bool awaited = false;  // a pending, ordered operation uses the target
-  for (const Lane& other : lanes_) {
-    for (const Operation& operation : other.pending) {
-      for (const Range& used : operation.ranges) awaited = awaited || used.overlaps(range);
-    }
-  }
   ARTESIAN_TRY_VOID(enqueue(queue, {range, {source, bytes, false}}, [=](auto&) {
     std::memcpy(target, source, bytes);
     return Result<void>();
   }));
-  if (awaited || lane(queue).pending.empty()) return {};
-  open();
-  std::memset(target, 0xff, bytes);
-  close();
+  fill_until_run(queue, {range});
   return {};
+}
+
+inline Result<void> SeparateDevice::enqueue_on_bus(std::span<const std::span<const std::byte>> read,
+                                                   std::span<const std::span<std::byte>> written,
+                                                   std::function<Result<void>()> work) {
+  std::vector<Range> ranges;
+  std::vector<Range> targets;
+  for (const auto& part : read) {
+    if (!part.empty()) ranges.push_back({part.data(), part.size(), false});
+  }
+  for (const auto& part : written) {
+    if (!part.empty()) targets.push_back({part.data(), part.size(), true});
+  }
+  ranges.insert(ranges.end(), targets.begin(), targets.end());
+  for (const Range& range : ranges) EXPECT_TRUE(in_arena(range.begin, 1)) << "not on the device";
+  ARTESIAN_TRY_VOID(
+      enqueue(Queue::Bus, ranges, [work = std::move(work)](auto&) { return work(); }));
+  fill_until_run(Queue::Bus, targets);
+  return {};
+}
+
+inline void SeparateDevice::drop_bus() {
+  Lane& bus = lane(Queue::Bus);
+  bus.done = bus.enqueued;
+  bus.pending.clear();
+  stopped_ = false;
 }
 
 inline Result<void> SeparateDevice::enqueue(Queue queue, std::vector<Range> ranges, Work work) {
@@ -459,6 +510,9 @@ inline Result<void> SeparateDevice::finish(DeviceFence fence) noexcept {
   if (hangs) return make_error(ErrorCode::Timeout, name() + ": no answer from the device");
   if (lane(fence.queue).done < fence.sequence) work_meanwhile();
   run_until(fence);
+  if (lane(fence.queue).done < fence.sequence) {
+    return make_error(ErrorCode::Timeout, name() + ": no answer from the device");
+  }
   merge(host_, clock_of(fence));
   return {};
 }
@@ -469,8 +523,11 @@ inline void SeparateDevice::run_next(Queue queue) {
   own.pending.pop_front();
   if (operation.work) {
     open();
-    EXPECT_TRUE(operation.work(kernels_).has_value());
+    const bool worked = operation.work(kernels_).has_value();
     close();
+    EXPECT_TRUE(worked || queue == Queue::Bus);
+    stopped_ = stopped_ || !worked;
+    if (!worked) return;
   } else {
     run_until(operation.after);
   }
@@ -483,12 +540,16 @@ inline void SeparateDevice::run_until(DeviceFence fence) {
     done = std::max(done, fence.sequence);
     return;
   }
-  while (lane(fence.queue).done < fence.sequence) run_next(fence.queue);
+  while (lane(fence.queue).done < fence.sequence) {
+    if (fence.queue == Queue::Bus && stopped_) return;
+    run_next(fence.queue);
+  }
 }
 
 inline void SeparateDevice::run_some() {
   if (order_ == Order::Late || runs_late || hangs) return;
-  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost, Queue::Bus}) {
+    if (queue == Queue::Bus && stopped_) continue;
     std::size_t count = lane(queue).pending.size();
     if (order_ == Order::Random) count = std::min<std::size_t>(count, random_() % 3);
     while (count-- != 0 && !lane(queue).pending.empty()) run_next(queue);

@@ -88,7 +88,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t com
   std::unique_ptr<CudaDevice> device(new CudaDevice(index));
   ARTESIAN_TRY_VOID(device->select());
   device->queue_state(Queue::Compute).stream = compute;
-  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost, Queue::Bus}) {
     // Without the default stream's implicit waits: fences make all order.
     ARTESIAN_TRY_VOID(device->done(
         cudaStreamCreateWithFlags(&device->queue_state(queue).stream, cudaStreamNonBlocking),
@@ -101,18 +101,23 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(int index, cudaStream_t com
   return device;
 }
 
-std::optional<std::uint32_t> CudaDevice::numa_node() const {
+std::string CudaDevice::address() const {
   std::array<char, 32> address{};
   if (cudaDeviceGetPCIBusId(address.data(), address.size(), index_) == cudaSuccess) {
-    return pinned::node_of_pci_device(address.data());
+    return address.data();
   }
   static_cast<void>(cudaGetLastError());  // cleared, so that no later call reports it
-  return std::nullopt;
+  return {};
+}
+
+std::optional<std::uint32_t> CudaDevice::numa_node() const {
+  const std::string on_bus = address();
+  return on_bus.empty() ? std::nullopt : pinned::node_of_pci_device(on_bus);
 }
 
 CudaDevice::~CudaDevice() {
   if (not_finite_ != nullptr && idle()) static_cast<void>(cudaFree(not_finite_));
-  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+  for (const Queue queue : {Queue::ToDevice, Queue::ToHost, Queue::Bus}) {
     if (stream(queue) != nullptr) static_cast<void>(cudaStreamDestroy(stream(queue)));
   }
   for (QueueState& state : queues_) {
@@ -419,7 +424,7 @@ bool CudaDevice::ready(DeviceFence fence) noexcept {
 
 /// Describes, for each queue, how many fences are pending and the age of the first.
 std::string CudaDevice::describe_pending() {
-  constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost"};
+  constexpr std::array<const char*, queue_count> names{"Compute", "ToDevice", "ToHost", "Bus"};
   const std::uint64_t now_ns = monotonic_ns();
   std::string text;
   for (std::size_t index = 0; index < queue_count; ++index) {

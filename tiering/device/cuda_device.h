@@ -1,7 +1,7 @@
 // CudaDevice: the device tier in a GPU's memory. One cudaMalloc holds the arena, beside LibTorch's
-// allocator. Compute is the caller's stream (LibTorch's current one). ToDevice and ToHost are
-// streams of their own, so that both directions of the bus and the kernels run at the same time.
-// Fences are events, few of them, reused once they have passed.
+// allocator. Compute is the caller's stream (LibTorch's current one). The other queues are streams
+// of their own, so that both directions of the bus and the kernels run at the same time. Fences are
+// events, few of them, reused once they have passed.
 //
 // Host memory is page-locked in pieces, because one call for 512 GiB fails on some drivers, and
 // others refuse less. CUDA cannot copy a range that spans two pieces, so copies are cut at their
@@ -43,6 +43,10 @@ class CudaDevice final : public Device {
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   bool host_accessible() const noexcept override { return false; }
   std::optional<std::uint32_t> numa_node() const override;
+  /// Its address on the PCI bus: "0000:01:00.0"; empty if CUDA does not tell.
+  std::string address() const;
+  /// The stream of the queue Bus.
+  cudaStream_t bus() noexcept { return stream(Queue::Bus); }
 
   Result<std::unique_ptr<pinned::Pool>> create_arena(std::uint64_t bytes) override;
   Result<void> register_host(std::span<std::byte> range) override;

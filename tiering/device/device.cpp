@@ -5,7 +5,7 @@
 namespace artesian::tiering {
 namespace {
 
-constexpr std::array<Queue, queue_count> queues{Queue::Compute, Queue::ToDevice, Queue::ToHost};
+constexpr std::array joined{Queue::Compute, Queue::ToDevice, Queue::ToHost};
 
 /// True if the memory is aligned to elements of this size; otherwise kernels on a GPU fault.
 bool is_aligned(const void* memory, std::uint64_t size) noexcept {
@@ -75,25 +75,25 @@ void Device::work_meanwhile() noexcept {
 
 Result<void> Device::join_queues() {
   ARTESIAN_CHECK(!joining_);
-  std::array<DeviceFence, queue_count> ends;
-  for (std::size_t index = 0; index < queue_count; ++index) {
-    ARTESIAN_TRY(end, record(queues[index]));
-    ARTESIAN_CHECK(end.queue == queues[index], index);
+  std::array<DeviceFence, joined.size()> ends;
+  for (std::size_t index = 0; index < joined.size(); ++index) {
+    ARTESIAN_TRY(end, record(joined[index]));
+    ARTESIAN_CHECK(end.queue == joined[index], index);
     ends[index] = end;
   }
-  Result<void> joined;
+  Result<void> outcome;
   joining_ = true;
-  for (const Queue queue : queues) {
+  for (const Queue queue : joined) {
     for (const DeviceFence& end : ends) {
-      if (joined.has_value() && end.queue != queue) joined = wait(queue, end);
+      if (outcome.has_value() && end.queue != queue) outcome = wait(queue, end);
     }
   }
   joining_ = false;
-  return joined;
+  return outcome;
 }
 
 Result<void> Device::finish_all() noexcept {
-  for (const Queue queue : queues) {
+  for (const Queue queue : {Queue::Bus, Queue::Compute, Queue::ToDevice, Queue::ToHost}) {
     ARTESIAN_TRY(end, record(queue));
     ARTESIAN_TRY_VOID(finish(end));
   }

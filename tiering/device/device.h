@@ -1,9 +1,11 @@
 // Device: a device backend. The device tier is one arena of its memory; the device itself copies
-// bytes between the arena and host memory, in the order of three queues:
+// bytes between the arena and host memory, in the order of its queues:
 //
 //   Compute   what the model computes (on CUDA: LibTorch's current stream), and kernels on state
 //   ToDevice  copies from host memory, and kernels on what they bring
 //   ToHost    copies to host memory
+//   Bus       copies between the devices of several ranks (comm/device_group.h), and kernels on
+//             what is sent and received
 //
 // Work in a queue runs in the order in which it was enqueued. Only fences order work of different
 // queues: `record` marks a place in a queue, `wait` holds another queue back until the first has
@@ -37,8 +39,8 @@
 
 namespace artesian::tiering {
 
-enum class Queue : std::uint8_t { Compute, ToDevice, ToHost };
-constexpr std::size_t queue_count = 3;
+enum class Queue : std::uint8_t { Compute, ToDevice, ToHost, Bus };
+constexpr std::size_t queue_count = 4;
 
 /// A place in a queue, after everything enqueued so far. The default fence has always passed.
 struct DeviceFence {
@@ -109,7 +111,8 @@ class Device {
   virtual void begin_compute() noexcept {}
   virtual void end_compute() noexcept {}
 
-  /// Makes all work enqueued from here on, in any queue, wait for all that was enqueued before.
+  /// Makes all work enqueued from here on, in any queue, wait for all that was enqueued before. Bus
+  /// is left out, as what it moves is waited for where it is used.
   Result<void> join_queues();
   /// Waits until all queues have finished their enqueued work.
   Result<void> finish_all() noexcept;

@@ -66,7 +66,8 @@ void add_homes(const zero3::Placement& placement, PlanFigures& figures) {
 void take_memory(const zero3::Placement& placement, PlanFigures& figures) {
   add_homes(placement, figures);
   TierBytes& device = figures.device;
-  const std::uint64_t buffers = placement.expansion_bytes + placement.grad_scratch_bytes;
+  const std::uint64_t buffers =
+      placement.expansion_bytes + placement.grad_scratch_bytes + placement.exchange.device_bytes();
   device.gathered = placement.device_pool_bytes - device.used() - buffers;
   device.buffers = buffers + placement.device_gradient_bytes;
   figures.host.input = placement.inputs.bytes_in(Tier::Host);
@@ -368,6 +369,7 @@ zero3::PlacementRequest placement_request(const PlanCase& plan) {
           .separate_device = plan.gpu,
           .host_bytes = plan.host_bytes,
           .ranks = plan.ranks,
+          .device_group = plan.gpu,
           .input_elements = models::stage_input_elements(*plan.model, tokens_of(plan)),
           .activation_bytes = plan.activation_bytes};
 }

@@ -49,14 +49,14 @@ void place_held(const Layout& layout, bool early, ExchangeBuffers& buffers) {
 
 std::uint64_t ExchangeBuffers::bytes_of(const Unit& unit) const noexcept {
   ARTESIAN_CHECK(ranks > 1 && slice != 0, ranks, slice);
-  const std::uint64_t slices = (unit.share + slice - 1) / slice;
-  return (ranks - 1) * (unit.share * element_size + slices * header);
+  const std::uint64_t headers = on_device ? 1 : (unit.share + slice - 1) / slice;
+  return (ranks - 1) * (unit.share * element_size + headers * header);
 }
 
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,
                                  const ExchangeOfRanks& of) {
   ARTESIAN_CHECK(of.ranks > 1, of.ranks);
-  ExchangeBuffers buffers{.ranks = of.ranks};
+  ExchangeBuffers buffers{.ranks = of.ranks, .on_device = of.on_device};
   buffers.held_dtype = of.once ? of.grad_dtype : of.param_dtype;
   const bool wide = of.param_dtype == DType::Float32 || buffers.held_dtype == DType::Float32;
   buffers.sent_dtype = wide ? of.sent_dtype.value_or(of.param_dtype) : of.param_dtype;

@@ -1,6 +1,6 @@
-// ExchangeBuffers: the host memory through which gradients are sent to the ranks that own their
-// shares (Note [Shares] in layout.h). A unit's gradient is sent one slice of every share at a time,
-// so the memory does not grow with the unit.
+// ExchangeBuffers: the memory through which gradients are sent to the ranks that own their shares
+// (Note [Shares] in layout.h): the host's, or that of each rank's device. A unit's gradient is sent
+// one slice of every share at a time, so the memory does not grow with the unit.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,29 @@ struct ExchangeBuffers {
   std::uint64_t element_size = 0;  // bytes of `sent_dtype`
   DType sent_dtype = DType::Float32;
   std::uint64_t header = 0;  // bytes before each slice: its owner and content
-  std::uint64_t whole = 0;   // bytes of the largest gradient that is computed in tiles
-  std::uint64_t held = 0;    // bytes of gradients until they are sent
+  // Slices go from device to device, and headers once a unit through host memory.
+  bool on_device = false;
+  std::uint64_t whole = 0;  // bytes of the largest gradient that is computed in tiles
+  std::uint64_t held = 0;   // bytes of gradients until they are sent
   DType held_dtype = DType::Float32;
   bool once = false;  // each rank's sums of all micro-batches are sent, once a step
   // By unit, if gradients are held: where its gradients are; stages may share a place, and are then
   // held one after the other.
   std::vector<std::uint64_t> held_at{};
 
-  std::uint64_t slice_bytes() const noexcept { return header + slice * element_size; }
-  /// Bytes of one direction: sent or received.
+  std::uint64_t slice_bytes() const noexcept {
+    return header + (on_device ? 0 : slice * element_size);
+  }
+  /// Bytes of host memory for one direction: sent or received.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
   /// Bytes that one rank sends, and receives, of a unit's gradient at a time.
   std::uint64_t bytes_of(const Unit& unit) const noexcept;
   std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
+  /// Bytes of device memory, for one direction and for both.
+  std::uint64_t device_way_bytes() const noexcept {
+    return on_device ? ranks * slice * element_size : 0;
+  }
+  std::uint64_t device_bytes() const noexcept { return 2 * device_way_bytes(); }
 };
 
 /// What determines their size, besides the model.
@@ -44,6 +53,7 @@ struct ExchangeOfRanks {
   DType param_dtype = DType::Float32;
   std::optional<DType> sent_dtype{};  // Config::communication_dtype
   DType grad_dtype = DType::Float32;  // that of accumulated gradients
+  bool on_device = false;             // as ExchangeBuffers::on_device
 };
 /// The buffers of a run with several ranks.
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,

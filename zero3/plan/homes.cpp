@@ -49,6 +49,16 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   return place;
 }
 
+/// Not gradients that the host holds until they are sent, and only as they are added.
+bool exchanges_on_device(const PlacementRequest& request) noexcept {
+  const Config& config = *request.config;
+  const bool once = config.artesian.reduction == Reduction::Fast && config.accumulation_steps > 1;
+  const bool narrowed = config.param_dtype == DType::Float32 &&
+                        config.communication_dtype.value_or(DType::Float32) != DType::Float32;
+  const bool joined = request.device_group && request.separate_device && request.ranks > 1;
+  return joined && !request.hooked && !once && !narrowed;
+}
+
 }  // namespace
 
 bool host_updates_all(const PlacementRequest& request) noexcept {
@@ -56,7 +66,8 @@ bool host_updates_all(const PlacementRequest& request) noexcept {
   const bool unknown_there = config.optimizer.type == OptimizerType::Lamb ||
                              config.optimizer.type == OptimizerType::Muon ||
                              config.artesian.moments != DType::Float32;
-  return request.separate_device && (request.ranks > 1 || unknown_there);
+  const bool through_host = request.ranks > 1 && !exchanges_on_device(request);
+  return request.separate_device && (through_host || unknown_there);
 }
 
 Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent_max) {
@@ -73,6 +84,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.measures = config.optimizer.type == OptimizerType::Lamb;
   ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
+  plan.device_group = request.device_group && request.separate_device && request.ranks > 1;
   PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
                            std::min(persistent_max, config.zero.model_persistence_threshold)};
   if (request.resident) {
@@ -102,7 +114,8 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
                           .once = fast && (request.hooked || config.accumulation_steps > 1),
                           .param_dtype = plan.param_dtype,
                           .sent_dtype = config.communication_dtype,
-                          .grad_dtype = plan.grad_dtype});
+                          .grad_dtype = plan.grad_dtype,
+                          .on_device = exchanges_on_device(request)});
   }
   return with_routes(std::move(plan));
 }

@@ -31,6 +31,7 @@ struct PlacementRequest {
   std::uint64_t device_bytes = 0;  // bytes of the device tier; these and the next are budgets
   std::uint64_t host_bytes = 0;
   std::uint64_t ranks = 1;    // ranks among which the state is divided; budgets are per rank
+  bool device_group = false;  // as Placement::device_group
   bool whole_params = false;  // each rank has all parameters, at stage 3, too
   bool whole_frozen = false;  // each rank has all frozen parameters
   bool hooked = false;        // as StepCoreOptions::hooked

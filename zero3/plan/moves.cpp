@@ -51,7 +51,9 @@ MovedByKind update_moves(const Placement& plan, std::uint32_t unit, bool live) {
   const std::uint64_t whole = plan.layout.units[unit].image * dtype_size(plan.param_dtype);
   const bool held = live || !plan.params_cut;  // parameters updated by other ranks are received
   if (held) moved.param.bus = whole - std::min(updated, whole);
-  const bool gathers = plan.ranks > 1 && !plan.params_cut;  // the home holds all of them
+  const bool between = plan.device_group && plan.host_route(place.param) == Route::Queues;
+  // The home holds all of them, and this rank's host memory passes them on.
+  const bool gathers = plan.ranks > 1 && !plan.params_cut && !between;
   const std::uint64_t fresh = gathers ? whole : updated;
   if (place.updated_on_device()) return moved;
   const std::uint64_t state = plan.optimizer_bytes(unit);

@@ -88,7 +88,7 @@ std::uint64_t Placement::record_bytes(std::uint32_t unit, std::uint64_t index) c
 }
 
 std::uint64_t Placement::device_homes() const noexcept {
-  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes;
+  std::uint64_t bytes = expansion_bytes + grad_scratch_bytes + exchange.device_bytes();
   for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (units[unit].param == Tier::Device) bytes += param_bytes(unit);
     bytes += optimizer_bytes_in(Tier::Device, unit);

@@ -57,6 +57,7 @@ struct Placement {
   // its share of every image. Stage 3 divides the parameters, too.
   std::uint64_t ranks = 1;
   bool params_cut = false;               // parameters are divided among several ranks
+  bool device_group = false;             // bytes pass between the ranks' separate devices
   DType param_dtype = DType::Float32;    // of parameter shards
   DType grad_dtype = DType::Float32;     // of gradient accumulators
   DType compute_dtype = DType::Float32;  // of activations, and of most gathered parameters

@@ -130,12 +130,13 @@ void note_host_updates(const PlacementRequest& request, Notes& notes) {
   const Config& config = *request.config;
   if (!host_updates_all(request) || config.zero.offload_optimizer.device != Offload::None) return;
   std::string why;
-  if (request.ranks > 1) {
-    why = fmt::format("with {} ranks, between which it goes", request.ranks);
-  } else if (config.artesian.moments != DType::Float32) {
+  if (config.artesian.moments != DType::Float32) {
     why = "with artesian.moments bf16";
-  } else {
+  } else if (config.optimizer.type == OptimizerType::Lamb ||
+             config.optimizer.type == OptimizerType::Muon) {
     why = fmt::format("with {}, which is computed by the CPU", type_name(config.optimizer));
+  } else {
+    why = fmt::format("with {} ranks, between which it goes", request.ranks);
   }
   notes.push_back("offload_optimizer: none is cpu beside a GPU " + why);
 }

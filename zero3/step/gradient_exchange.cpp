@@ -47,6 +47,13 @@ GradientExchange::GradientExchange(const Placement& plan, comm::Group& group,
   ARTESIAN_CHECK(buffer.size() >= plan.exchange.bytes(), buffer.size(), plan.exchange.bytes());
 }
 
+void GradientExchange::take_bus(Bus& bus, std::span<std::byte> buffer) noexcept {
+  ARTESIAN_CHECK(plan_.exchange.on_device && buffer.size() >= plan_.exchange.device_bytes(),
+                 buffer.size());
+  bus_ = &bus;
+  on_device_ = buffer;
+}
+
 std::span<std::byte> GradientExchange::outgoing(std::uint32_t rank) const noexcept {
   const std::uint64_t bytes = plan_.exchange.slice_bytes();
   return buffer_.subspan(rank * bytes, bytes);
@@ -104,17 +111,24 @@ struct GradientExchange::Copy {
   std::uint64_t count = 0;
 };
 
+/// Where elements for a rank are packed: in device memory if they stay there.
+std::byte* GradientExchange::data_to(std::uint32_t rank) const noexcept {
+  if (bus_ == nullptr) return outgoing(rank).data() + plan_.exchange.header;
+  return on_device_.data() + rank * plan_.exchange.slice * plan_.exchange.element_size;
+}
+
 /// Returns the copies for elements [first, first + count) of every share.
-std::vector<GradientExchange::Copy> GradientExchange::copies_of(
-    const Unit& unit, std::span<const ParameterGradient> gradients, DType dtype,
-    std::uint64_t first, std::uint64_t count) const {
+std::vector<GradientExchange::Copy> GradientExchange::copies_of(const Unit& unit,
+                                                                const GradientsOfUnit& own,
+                                                                std::uint64_t first,
+                                                                std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
-  const std::uint64_t source_size = dtype_size(dtype);
+  const std::uint64_t source_size = dtype_size(own.source.dtype);
   std::vector<Copy> copies;
   for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
     const std::uint64_t image_first = rank * unit.share + first;
-    std::byte* const target = outgoing(rank).data() + plan_.exchange.header;
-    for (const ParameterGradient& gradient : gradients) {
+    std::byte* const target = data_to(rank);
+    for (const ParameterGradient& gradient : own.gradients) {
       const ParameterPlace& place = plan_.layout.places[gradient.parameter];
       const std::uint64_t begin = std::max(place.first, image_first);
       const std::uint64_t end = std::min(place.first + place.numel, image_first + count);
@@ -132,7 +146,7 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
                                     std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
   const std::uint64_t source_size = dtype_size(own.source.dtype);
-  const std::vector<Copy> whole = copies_of(unit, own.gradients, own.source.dtype, first, count);
+  const std::vector<Copy> whole = copies_of(unit, own, first, count);
   const auto copy_to = [&](std::byte* to, const std::byte* from, std::uint64_t elements) {
     const DType sent = plan_.exchange.sent_dtype;
     if (own.source.dtype == sent) {
@@ -172,10 +186,10 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
   return {};
 }
 
-Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& own,
-                                   const Sink& sink) {
+/// Returns, by index in Unit::parameters, whether this rank has a gradient.
+std::vector<bool> GradientExchange::present_in(std::uint32_t unit,
+                                               const GradientsOfUnit& own) const {
   const Unit& described = plan_.layout.units[unit];
-  ARTESIAN_CHECK(own.source.dtype == DType::Float32 || own.source.dtype == plan_.param_dtype, unit);
   std::vector<bool> mine(described.parameters.size());
   for (const ParameterGradient& gradient : own.gradients) {
     ARTESIAN_CHECK(plan_.layout.places[gradient.parameter].unit == unit, unit, gradient.parameter);
@@ -183,6 +197,83 @@ Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& ow
         std::find(described.parameters.begin(), described.parameters.end(), gradient.parameter);
     mine[static_cast<std::size_t>(found - described.parameters.begin())] = true;
   }
+  return mine;
+}
+
+/// Tells all ranks which gradients this one has of the unit; returns what each rank has.
+Result<std::vector<std::vector<bool>>> GradientExchange::meet(std::uint32_t unit,
+                                                              const std::vector<bool>& mine) {
+  write_header(unit, mine, 0);
+  std::vector<std::span<const std::byte>> sent;
+  std::vector<std::span<std::byte>> received;
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    sent.push_back(outgoing(rank).first(plan_.exchange.header));
+    received.push_back(rank == group_.rank() ? std::span<std::byte>()
+                                             : incoming(rank).first(plan_.exchange.header));
+  }
+  ARTESIAN_TRY_VOID(
+      group_.all_to_all(sent, received, {"gradients of", plan_.layout.units[unit].name}));
+  std::vector<std::vector<bool>> present(group_.ranks(), mine);
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    if (rank == group_.rank()) continue;
+    ARTESIAN_TRY(told, read_header(unit, rank, 0));
+    present[rank] = std::move(told);
+  }
+  return present;
+}
+
+/// Copies elements [first, first + count) of every share to where they are sent from, in the queue
+/// Bus.
+Result<void> GradientExchange::pack(const Unit& unit, const GradientsOfUnit& own,
+                                    std::uint64_t first, std::uint64_t count) const {
+  std::vector<kernels::GradientPiece> pieces;
+  for (const Copy& copy : copies_of(unit, own, first, count)) {
+    pieces.push_back(
+        {.acc = copy.to, .grad = copy.from, .count = copy.count, .how = kernels::Accumulate::Set});
+  }
+  if (pieces.empty()) return {};
+  return bus_->device().accumulate_gradients(
+      tiering::Queue::Bus, pieces,
+      {.acc = plan_.param_dtype, .grad = own.source.dtype, .rounded = plan_.param_dtype});
+}
+
+/// The gradients may be released when this returns, as Bus waits for what it has enqueued.
+Result<void> GradientExchange::run_on_device(std::uint32_t unit, const GradientsOfUnit& own,
+                                             const Sink& sink) {
+  const Unit& described = plan_.layout.units[unit];
+  ARTESIAN_CHECK(own.source.on_device, unit);
+  ARTESIAN_TRY(present, meet(unit, present_in(unit, own)));
+  ARTESIAN_TRY_VOID(bus_->device().wait(tiering::Queue::Bus, own.source.written));
+  const std::uint64_t way = plan_.exchange.device_way_bytes();
+  for (std::uint64_t first = 0; first < described.share; first += plan_.exchange.slice) {
+    const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
+    const auto bytes = static_cast<std::size_t>(count * plan_.exchange.element_size);
+    ARTESIAN_TRY_VOID(pack(described, own, first, count));
+    std::vector<std::span<const std::byte>> sent;
+    std::vector<std::span<std::byte>> received;
+    for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+      const bool ours = rank == group_.rank();
+      sent.emplace_back(data_to(rank), bytes);
+      received.emplace_back(data_to(rank) + way, ours ? 0 : bytes);
+    }
+    ARTESIAN_TRY_VOID(bus_->all_to_all(sent, received, {"gradients of", described.name}));
+    for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+      const std::byte* const data =
+          rank == group_.rank() ? sent[rank].data() : received[rank].data();
+      const GradientSource source{
+          .dtype = plan_.param_dtype, .on_device = true, .queue = tiering::Queue::Bus};
+      ARTESIAN_TRY_VOID(sink({rank, present[rank], first, count, data, source}));
+    }
+  }
+  return {};
+}
+
+Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& own,
+                                   const Sink& sink) {
+  if (bus_ != nullptr) return run_on_device(unit, own, sink);
+  const Unit& described = plan_.layout.units[unit];
+  ARTESIAN_CHECK(own.source.dtype == DType::Float32 || own.source.dtype == plan_.param_dtype, unit);
+  const std::vector<bool> mine = present_in(unit, own);
   for (std::uint64_t first = 0; first < described.share; first += plan_.exchange.slice) {
     const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
     const std::uint64_t bytes = plan_.exchange.header + count * plan_.exchange.element_size;
@@ -205,7 +296,8 @@ Result<void> GradientExchange::run(std::uint32_t unit, const GradientsOfUnit& ow
       }
       const std::byte* const data =
           (ours ? outgoing(rank) : incoming(rank)).data() + plan_.exchange.header;
-      ARTESIAN_TRY_VOID(sink({rank, present, first, count, data}));
+      const GradientSource source{.dtype = plan_.exchange.sent_dtype};
+      ARTESIAN_TRY_VOID(sink({rank, present, first, count, data, source}));
     }
   }
   return {};

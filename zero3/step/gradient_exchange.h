@@ -5,6 +5,9 @@
 //
 // Messages list the parameters that they contain: a parameter that a rank's micro-batch does not
 // use has no gradient there, and nothing is added for it. Every rank learns this about all ranks.
+//
+// Where devices reach each other, gradients pass from one to the other, in slices packed in the
+// queue Bus. The lists of parameters pass through host memory first: there ranks meet.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +20,7 @@
 #include "comm/group.h"
 #include "tiering/device_reader.h"
 #include "zero3/plan/placement.h"
+#include "zero3/step/bus.h"
 
 namespace artesian::zero3 {
 
@@ -37,6 +41,7 @@ struct GradientSource {
   DType dtype = DType::Float32;  // fp32, or already rounded to the parameters' dtype
   bool on_device = false;        // on a separate device, complete once `written` has passed
   tiering::DeviceFence written{};
+  tiering::Queue queue = tiering::Queue::Compute;  // in which the device adds them
 };
 
 /// Gradients of parameters of one unit.
@@ -51,6 +56,8 @@ class GradientExchange {
   /// outlive it.
   GradientExchange(const Placement& plan, comm::Group& group, std::span<std::byte> buffer,
                    Executor& executor, tiering::DeviceReader* reader);
+  /// Makes gradients pass from device to device, through `buffer` there. Both must outlive this.
+  void take_bus(Bus& bus, std::span<std::byte> buffer) noexcept;
 
   /// One rank's gradient for elements [first, first + count) of this rank's share.
   struct Arrived {
@@ -58,7 +65,8 @@ class GradientExchange {
     const std::vector<bool>& present;  // by index in Unit::parameters
     std::uint64_t first = 0;
     std::uint64_t count = 0;
-    const std::byte* data = nullptr;  // [count], in plan.exchange.sent_dtype
+    const std::byte* data = nullptr;  // [count]
+    GradientSource source{};          // in plan.exchange.sent_dtype
   };
   using Sink = std::function<Result<void>(const Arrived&)>;
   /// Calls `sink` slice by slice, and within a slice rank by rank. Every rank calls this with the
@@ -111,8 +119,14 @@ class GradientExchange {
   std::span<std::byte> outgoing(std::uint32_t rank) const noexcept;
   std::span<std::byte> incoming(std::uint32_t rank) const noexcept;
   struct Copy;
-  std::vector<Copy> copies_of(const Unit& unit, std::span<const ParameterGradient> gradients,
-                              DType dtype, std::uint64_t first, std::uint64_t count) const;
+  std::vector<Copy> copies_of(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
+                              std::uint64_t count) const;
+  std::vector<bool> present_in(std::uint32_t unit, const GradientsOfUnit& own) const;
+  Result<void> run_on_device(std::uint32_t unit, const GradientsOfUnit& own, const Sink& sink);
+  Result<std::vector<std::vector<bool>>> meet(std::uint32_t unit, const std::vector<bool>& mine);
+  Result<void> pack(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
+                    std::uint64_t count) const;
+  std::byte* data_to(std::uint32_t rank) const noexcept;
   Result<void> fill(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
                     std::uint64_t count) const;
   void write_header(std::uint32_t unit, const std::vector<bool>& present,
@@ -125,6 +139,8 @@ class GradientExchange {
   const std::span<std::byte> buffer_;
   Executor& executor_;
   tiering::DeviceReader* const reader_;
+  Bus* bus_ = nullptr;
+  std::span<std::byte> on_device_;
 };
 
 /// The elements of row `row` of a parameter that are in a rank's share.

@@ -25,7 +25,7 @@ static_assert(image_alignment % norm_leaf == 0 && parameter_alignment % norm_lea
 
 }  // namespace
 
-Gradients::Gradients(ModelState& state, comm::Group* group)
+Gradients::Gradients(ModelState& state, comm::Group* group, Bus* bus)
     : state_(state),
       stream_(state, "gradients"),
       additions_(state.placement()),
@@ -34,6 +34,7 @@ Gradients::Gradients(ModelState& state, comm::Group* group)
   if (group != nullptr) {
     exchange_.emplace(plan, *group, state.exchange_buffer(), state.executor(),
                       state.separate_device() ? &state.reader() : nullptr);
+    if (plan.exchange.on_device) exchange_->take_bus(*bus, state.exchange_on_device());
   }
   if (plan.exchange.held != 0) sums_.emplace(plan, exchange_->held(), state.executor());
   cleared_.assign(plan.layout.units.size(), false);
@@ -72,6 +73,7 @@ Result<void> Gradients::read(
     const std::function<Result<void>(std::span<const float>)>& sink) noexcept {
   const ParameterPlace& place = state_.layout().places[parameter];
   ARTESIAN_CHECK(reached(parameter), parameter);
+  ARTESIAN_TRY_VOID(follow_bus());
   ARTESIAN_TRY_VOID(write_back());
   ARTESIAN_TRY_VOID(finish_writes());
   if (exchange_.has_value()) return read_of_ranks(parameter, sink);
@@ -239,13 +241,17 @@ Result<void> Gradients::add_of_all_ranks(std::uint32_t unit, const GradientsOfUn
       pieces.push_back({begin, end - begin, arrived.data + (begin - arrived.first) * size, fresh});
     }
     if (some) {
-      ARTESIAN_TRY_VOID(add_pieces(unit, std::move(pieces), {.dtype = sent}));
+      ARTESIAN_TRY_VOID(add_pieces(unit, std::move(pieces), arrived.source));
     }
     if (rows == nullptr) return {};
     return add_runs(described.parameters.front(), *rows, arrived.rank,
                     {arrived.first, arrived.first + arrived.count});
   };
   ARTESIAN_TRY_VOID(exchange_->run(unit, own, sink));
+  if (on_device(unit)) {  // added in the queue Bus, beside the next stage's backward
+    ARTESIAN_TRY(added, state_.device().record(tiering::Queue::Bus));
+    added_ = added;
+  }
   for (std::size_t index = 0; index < present.size(); ++index) {
     if (present[index]) additions_.added(described.parameters[index]);
   }
@@ -417,6 +423,7 @@ Result<void> Gradients::add_rows(std::uint32_t parameter, std::span<const std::i
                                  std::span<const float* const> row_gradients,
                                  std::uint64_t width) noexcept {
   ARTESIAN_CHECK(rows.size() == row_gradients.size(), rows.size(), row_gradients.size());
+  ARTESIAN_TRY_VOID(follow_bus());
   ARTESIAN_TRY_VOID(start_at_zero(state_.layout().places[parameter].unit));  // other rows
   additions_.added_rows(parameter);
   return sum_rows(parameter, rows, row_gradients, width, {});
@@ -492,6 +499,7 @@ Result<void> Gradients::add_lookups(std::uint32_t parameter, std::span<const Row
 
 Result<void> Gradients::complete() noexcept {
   ARTESIAN_CHECK(parts_.empty(), parts_.size());
+  ARTESIAN_TRY_VOID(follow_bus());
   for (std::uint32_t unit = 0; unit < summed_.size(); ++unit) {
     if (trainable(unit)) ARTESIAN_TRY_VOID(start_at_zero(unit));
   }
@@ -515,7 +523,7 @@ Result<void> Gradients::zero(const ParameterPlace& place) noexcept {
   const InShare part = in_share(place);
   std::byte* const memory = state_.store().memory(state_.grad(place.unit)) + part.first * size;
   if (on_device(place.unit)) {
-    ARTESIAN_TRY_VOID(clear_on_device(place.unit));
+    ARTESIAN_TRY_VOID(clear_on_device(place.unit, tiering::Queue::Compute));
     return state_.device().zero(tiering::Queue::Compute, memory, part.count * size);
   }
   std::memset(memory, 0, part.count * size);

@@ -48,8 +48,9 @@ struct GradientNorm {
 
 class Gradients {
  public:
-  /// `group`: null with one rank. Both must outlive this object.
-  explicit Gradients(ModelState& state, comm::Group* group = nullptr);
+  /// `group`: null with one rank. `bus`: null unless the ranks' devices reach each other. All must
+  /// outlive this object.
+  explicit Gradients(ModelState& state, comm::Group* group = nullptr, Bus* bus = nullptr);
 
   /// Forgets all accumulated gradients: the next addition to each parameter overwrites it.
   void begin_step() noexcept;
@@ -198,10 +199,11 @@ class Gradients {
                              const GradientSource& source) noexcept;
   Result<void> accumulate(std::byte* memory, const std::vector<Piece>& pieces,
                           const GradientSource& source) noexcept;
-  Result<void> accumulate_there(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                DType dtype) noexcept;
+  Result<void> accumulate_there(std::uint32_t unit, const std::vector<Piece>& pieces, DType dtype,
+                                tiering::Queue queue) noexcept;
   Result<void> add_rows_on_device(std::uint32_t unit, const std::vector<Piece>& rows) noexcept;
-  Result<void> clear_on_device(std::uint32_t unit) noexcept;
+  Result<void> clear_on_device(std::uint32_t unit, tiering::Queue queue) noexcept;
+  Result<void> follow_bus() noexcept;
   void accumulate_piece(std::byte* target, const Piece& piece, DType dtype) noexcept;
   void accumulate_part(std::byte* target, const Piece& piece, DType dtype, std::uint64_t begin,
                        std::uint64_t end) noexcept;
@@ -233,6 +235,7 @@ class Gradients {
   SubGroupStream stream_;               // stream of spilled units
   GradientAdditions additions_;         // what each addition does
   std::vector<bool> summed_;            // by unit: whether its leaf sums are those of this step
+  tiering::DeviceFence added_{};        // the last addition of several ranks on a separate device
   std::vector<bool> cleared_;  // by unit: whether its memory on a separate device was zeroed once
   LeafSums leaf_sums_;         // sums of squares
   std::map<std::uint32_t, Parts> parts_;  // one for each parameter

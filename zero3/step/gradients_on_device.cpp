@@ -1,6 +1,7 @@
 // The part of Gradients for accumulators in a separate device's memory: kernels in the queue
-// Compute, after the backward that computes the gradients. Sums of squares are copied to the host,
-// and rows summed by the host are copied to the device, both through a small scratch range.
+// Compute, after the backward that computes the gradients; those of several ranks in Bus, where
+// they arrive. Sums of squares are copied to the host, and rows summed by the host are copied to
+// the device, both through a small scratch range.
 #include <algorithm>
 #include <utility>
 
@@ -13,18 +14,23 @@ using kernels::norm_leaf;
 using tiering::Queue;
 
 /// Once, as padding must be zero.
-Result<void> Gradients::clear_on_device(std::uint32_t unit) noexcept {
+Result<void> Gradients::clear_on_device(std::uint32_t unit, Queue queue) noexcept {
   ARTESIAN_CHECK(on_device(unit), unit);
   if (cleared_[unit]) return {};
   cleared_[unit] = true;
   const Placement& plan = state_.placement();
-  return state_.device().zero(Queue::Compute, state_.store().memory(state_.grad(unit)),
+  return state_.device().zero(queue, state_.store().memory(state_.grad(unit)),
                               plan.grad_bytes(unit));
+}
+
+/// Makes Compute wait for what was added in Bus.
+Result<void> Gradients::follow_bus() noexcept {
+  return state_.device().wait(Queue::Compute, std::exchange(added_, {}));
 }
 
 /// Adds pieces of `dtype` that are in device memory.
 Result<void> Gradients::accumulate_there(std::uint32_t unit, const std::vector<Piece>& pieces,
-                                         DType dtype) noexcept {
+                                         DType dtype, Queue queue) noexcept {
   const Placement& plan = state_.placement();
   std::byte* const memory = state_.store().memory(state_.grad(unit));
   std::vector<kernels::GradientPiece> list;
@@ -36,14 +42,14 @@ Result<void> Gradients::accumulate_there(std::uint32_t unit, const std::vector<P
                     .how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add});
   }
   return state_.device().accumulate_gradients(
-      Queue::Compute, list, {.acc = plan.grad_dtype, .grad = dtype, .rounded = plan.param_dtype});
+      queue, list, {.acc = plan.grad_dtype, .grad = dtype, .rounded = plan.param_dtype});
 }
 
 /// The host source must stay valid until this returns; it waits for its copies.
 Result<void> Gradients::add_on_device(std::uint32_t unit, const std::vector<Piece>& pieces,
                                       const GradientSource& source) noexcept {
-  ARTESIAN_TRY_VOID(clear_on_device(unit));
-  if (source.on_device) return accumulate_there(unit, pieces, source.dtype);
+  ARTESIAN_TRY_VOID(clear_on_device(unit, source.queue));
+  if (source.on_device) return accumulate_there(unit, pieces, source.dtype, source.queue);
   ARTESIAN_CHECK(source.dtype == DType::Float32);
   return add_rows_on_device(unit, pieces);
 }
@@ -69,7 +75,7 @@ Result<void> Gradients::add_rows_on_device(std::uint32_t unit,
     ARTESIAN_TRY_VOID(copy());
     ARTESIAN_TRY(copied, device.record(Queue::ToDevice));
     ARTESIAN_TRY_VOID(device.wait(Queue::Compute, copied));
-    ARTESIAN_TRY_VOID(accumulate_there(unit, batch, DType::Float32));
+    ARTESIAN_TRY_VOID(accumulate_there(unit, batch, DType::Float32, Queue::Compute));
     ARTESIAN_TRY(read, device.record(Queue::Compute));
     ARTESIAN_TRY_VOID(device.wait(Queue::ToDevice, read));
     batch.clear();
@@ -103,7 +109,10 @@ Result<void> Gradients::sum_unit_on_device(std::uint32_t unit) noexcept {
   const std::byte* memory = state_.store().memory(state_.grad(unit));
   const std::span<std::byte> scratch = state_.grad_scratch();
   const std::size_t leaves_max = scratch.size() / sizeof(double);
-  const std::span<double> sums = leaf_sums_.of(unit);
+  const std::uint64_t share = state_.layout().units[unit].share;
+  const std::span<double> sums =
+      leaf_sums_.of(unit).subspan(static_cast<std::size_t>(state_.share_begin(unit) / norm_leaf),
+                                  static_cast<std::size_t>(share / norm_leaf));
   ARTESIAN_CHECK(leaves_max != 0 && state_.placement().units[unit].grad == tiering::Tier::Device);
   for (std::size_t first = 0; first < sums.size(); first += leaves_max) {
     const auto part = sums.subspan(first, std::min(leaves_max, sums.size() - first));

@@ -441,7 +441,7 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
     ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.image_first,
                                                  group.count, group.param));
   }
-  return {};
+  return gather_shares(unit);
 }
 
 /// For the units listed by the order.

@@ -28,6 +28,7 @@
 #include "kernels/update.h"
 #include "tiering/residency.h"
 #include "zero3/flow/update_flow.h"
+#include "zero3/step/bus.h"
 #include "zero3/step/leaf_sums.h"
 #include "zero3/step/matrix_update.h"
 #include "zero3/step/parameter_groups.h"
@@ -50,6 +51,7 @@ struct OptimizerOptions {
   float initial_squares = 0.0f;   // initial value of squares
   Orthogonalize orthogonalize{};  // for Muon's matrices; null if there are none
   comm::Group* group = nullptr;   // the ranks that divide the state; null with one rank
+  Bus* bus = nullptr;             // null unless their devices reach each other
 };
 
 /// A value that the optimizer keeps per element: ExpAvg is its average and ExpAvgSq its squares,
@@ -169,6 +171,7 @@ class Optimizer : public UpdateFlow<Optimizer> {
   Result<void> follow(const SubGroup& group) noexcept;
   Result<void> follow_others(std::uint32_t unit, std::uint64_t first, std::uint64_t end,
                              const std::byte* fresh) noexcept;
+  Result<void> gather_over_bus(std::uint32_t unit) noexcept;
   Result<void> gather_on_device(std::uint32_t unit) noexcept;
   Result<void> after_update(const SubGroup& group) noexcept;
   void refresh_slice(const SubGroup& group, std::uint64_t begin, std::uint64_t end) noexcept;

@@ -50,7 +50,7 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   const std::uint64_t size = dtype_size(plan.param_dtype);
   ARTESIAN_CHECK(plan.units[unit].param != tiering::Tier::Nvme, unit);
   if (plan.host_route(plan.units[unit].param) == tiering::Route::Queues) {
-    return gather_on_device(unit);
+    return options_.bus != nullptr ? gather_over_bus(unit) : gather_on_device(unit);
   }
   std::byte* const home = state_.store().memory(state_.param(unit));
   ARTESIAN_TRY_VOID(
@@ -60,6 +60,39 @@ Result<void> Optimizer::gather_shares(std::uint32_t unit) noexcept {
   const std::uint64_t behind = own + described.share;
   ARTESIAN_TRY_VOID(follow_others(unit, 0, own, home));
   return follow_others(unit, behind, described.image, home + behind * size);
+}
+
+/// The same for a home on a separate device, from device to device.
+Result<void> Optimizer::gather_over_bus(std::uint32_t unit) noexcept {
+  const Placement& plan = state_.placement();
+  const Unit& described = plan.layout.units[unit];
+  tiering::Device& device = state_.device();
+  const std::uint64_t size = dtype_size(plan.param_dtype);
+  std::byte* const home = state_.store().memory(state_.param(unit));
+  ARTESIAN_TRY(updated, device.record(tiering::Queue::ToDevice));
+  ARTESIAN_TRY_VOID(device.wait(tiering::Queue::Bus, updated));
+  const bool there = plan.units[unit].updated_on_device();
+  if (there) {
+    ARTESIAN_TRY(done, device.record(tiering::Queue::Compute));
+    ARTESIAN_TRY_VOID(device.wait(tiering::Queue::Bus, done));
+  }
+  ARTESIAN_TRY_VOID(
+      options_.bus->all_gather({home, static_cast<std::size_t>(described.image * size)}, unit,
+                               {"parameters of", described.name}));
+  const bool follows = there || residency_.refreshes(unit);
+  if (!follows || plan.units[unit].aliased()) return {};
+  const std::uint64_t own = state_.share_begin(unit);
+  const std::uint64_t behind = own + described.share;
+  const auto expand = [&](std::uint64_t first, std::uint64_t end) {
+    return first == end ? Result<void>()
+                        : residency_.refresh_by_copy(tiering::Queue::Compute, unit, first,
+                                                     end - first, home + first * size);
+  };
+  ARTESIAN_TRY_VOID(expand(0, own));
+  ARTESIAN_TRY_VOID(expand(behind, described.image));
+  ARTESIAN_TRY(expanded, device.record(tiering::Queue::Compute));
+  // The slot may be evicted before it is used.
+  return device.wait(tiering::Queue::ToDevice, expanded);
 }
 
 /// The same for a home on a separate device: one slice of every share at a time, through host

@@ -225,6 +225,11 @@ Result<void> ModelState::create_staging() {
     ARTESIAN_TRY(scratch, device_pool_->lease(plan.grad_scratch_bytes, pinned::Placement::High));
     grad_scratch_ = std::move(scratch);
   }
+  if (plan.exchange.device_bytes() != 0) {
+    ARTESIAN_TRY(buffer,
+                 device_pool_->lease(plan.exchange.device_bytes(), pinned::Placement::High));
+    exchange_on_device_ = std::move(buffer);
+  }
   return {};
 }
 

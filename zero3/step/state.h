@@ -127,6 +127,10 @@ class ModelState {
   std::span<std::byte> exchange_buffer() const noexcept {
     return {exchange_buffer_.data(), static_cast<std::size_t>(exchange_buffer_.size())};
   }
+  /// The same in device memory; empty unless gradients pass from device to device.
+  std::span<std::byte> exchange_on_device() const noexcept {
+    return {exchange_on_device_.data(), static_cast<std::size_t>(exchange_on_device_.size())};
+  }
   /// Buffer for spilled gradients of one stage at a time; empty if none spill.
   std::span<std::byte> grad_buffer() const noexcept {
     return {grad_buffer_.data(), static_cast<std::size_t>(grad_buffer_.size())};
@@ -174,6 +178,7 @@ class ModelState {
   BufferLease grad_buffer_;
   BufferLease old_state_buffer_;
   BufferLease exchange_buffer_;
+  BufferLease exchange_on_device_;
   BufferLease matrix_buffer_;
   bool stalled_ = false;  // close() has reached its deadline
   std::vector<std::string> directories_;

@@ -71,10 +71,15 @@ Result<void> StepCore::lay_out() {
                                            state_->device_pool(), executor_, state_->loader());
   prefetcher_ =
       std::make_unique<Prefetcher>(state_->layout(), *residency_, PrefetchLimits::of(config_.zero));
-  gradients_ = std::make_unique<Gradients>(*state_, options_.group);
+  if (options_.device_group != nullptr) {
+    bus_.emplace(*options_.group, *options_.device_group, state_->device());
+  }
+  Bus* const bus = bus_.has_value() ? &*bus_ : nullptr;
+  gradients_ = std::make_unique<Gradients>(*state_, options_.group, bus);
   OptimizerOptions how{.lender = options_.lender,
                        .stays = [this](std::uint32_t unit) { return prefetcher_->stays(unit); },
-                       .group = options_.group};
+                       .group = options_.group,
+                       .bus = bus};
   if (options_.unreached == Unreached::IsSkipped) {
     how.updates = [this](std::uint32_t parameter) { return gradients_->reached(parameter); };
   }
@@ -131,6 +136,7 @@ Result<Placement> StepCore::place() const {
                                           .device_bytes = options_.budgets.device,
                                           .host_bytes = options_.budgets.host,
                                           .ranks = agreement_.ranks(),
+                                          .device_group = options_.device_group != nullptr,
                                           .whole_params = whole_params(),
                                           .whole_frozen = true,  // rank 0 saves them
                                           .hooked = options_.hooked,

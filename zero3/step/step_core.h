@@ -67,8 +67,9 @@ struct StepCoreOptions {
   BufferLender* lender = nullptr;     // lends memory that activations have freed; may be null
   std::uint64_t run_id = 0;           // 0: choose at random
   comm::Group* group = nullptr;       // the ranks that train together; null: one rank
-  Orthogonalize orthogonalize{};      // matrix product for Muon, from the driver
-  Agreement::Facts facts{};           // facts of the driver that must be equal on all ranks
+  comm::DeviceGroup* device_group = nullptr;  // null unless their devices reach each other
+  Orthogonalize orthogonalize{};              // matrix product for Muon, from the driver
+  Agreement::Facts facts{};                   // facts of the driver that must be equal on all ranks
   Timeline* timeline = nullptr;
   FileSystem* files = nullptr;  // null: the kernel's file system
   double wait_seconds = 60.0;   // deadline of every wait for the disk
@@ -443,6 +444,7 @@ class StepCore : public StepFlow<StepCore> {
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<tiering::Residency> residency_;
   std::unique_ptr<Prefetcher> prefetcher_;
+  std::optional<Bus> bus_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<UnderBackward> under_backward_;

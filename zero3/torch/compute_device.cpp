@@ -6,9 +6,12 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <charconv>
+#include <fstream>
 #include <map>
 #include <mutex>
 
+#include "base/check.h"
+#include "comm/nccl_group.h"
 #include "tiering/device/host_device.h"
 #include "zero3/torch/activation_memory.h"
 #include "zero3/torch/from_torch.h"
@@ -158,6 +161,18 @@ Result<std::uint64_t> free_device_memory(int index) {
   return tiering::CudaDevice::free_memory(index);
 }
 
+Result<void> join_devices(ComputeDevice& device, comm::Group& group) {
+  comm::NcclDevice own;
+  if (auto* const cuda = dynamic_cast<tiering::CudaDevice*>(device.backend); cuda != nullptr) {
+    std::string machine;  // the ranks of one machine may be in several containers
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
+    own = {.name = machine + " " + cuda->address(), .stream = cuda->bus()};
+  }
+  ARTESIAN_TRY(joined, comm::connect_nccl(group, own, comm::loaded_nccl()));
+  device.group = std::move(joined);
+  return {};
+}
+
 namespace {
 
 Result<std::unique_ptr<tiering::Device>> make_cuda_backend(c10::Device device,
@@ -218,6 +233,12 @@ Result<void> check_device(const std::string& name) {
 
 Result<std::uint64_t> free_device_memory(int) {
   return built_without();
+}
+
+Result<void> join_devices(ComputeDevice&, comm::Group& group) {
+  ARTESIAN_TRY(none, comm::connect_nccl(group, {}, built_without()));
+  ARTESIAN_CHECK(none == nullptr);
+  return {};
 }
 
 Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) {

@@ -17,6 +17,8 @@
 
 #include "base/dtype.h"
 #include "base/result.h"
+#include "comm/device_group.h"
+#include "comm/group.h"
 #include "tiering/device/device.h"
 #include "zero3/config/config.h"
 
@@ -30,10 +32,15 @@ struct ComputeDevice {
   bool native(DType dtype) const noexcept {
     return dtype == DType::Float16 ? native_fp16 : dtype == DType::BFloat16 && native_bf16;
   }
-  c10::StreamId stream = 0;                // for a GPU, LibTorch's stream: the queue Compute
-  std::unique_ptr<tiering::Device> owned;  // null if `backend` belongs to someone else
-  tiering::Device* backend = nullptr;      // never null once opened
+  c10::StreamId stream = 0;                    // for a GPU, LibTorch's stream: the queue Compute
+  std::unique_ptr<tiering::Device> owned;      // null if `backend` belongs to someone else
+  tiering::Device* backend = nullptr;          // never null once opened
+  std::unique_ptr<comm::DeviceGroup> group{};  // between the ranks' devices: join_devices()
 };
+
+/// Connects the ranks' GPUs by NCCL if all ranks can, else leaves `device.group` null:
+/// comm::connect_nccl. All ranks must call it. Errors: the group's.
+Result<void> join_devices(ComputeDevice& device, comm::Group& group);
 
 /// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
 Result<std::optional<int>> device_index(const std::string& name);

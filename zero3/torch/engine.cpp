@@ -85,6 +85,7 @@ Result<void> Engine::Impl::build() {
   StepCoreOptions core_options{
       .run_id = options.run_id,
       .group = options.group,
+      .device_group = options.device_group,
       .facts = facts(),
       .timeline = options.timeline,
       .files = options.files,
@@ -126,7 +127,8 @@ Result<void> Engine::Impl::open_device() {
   compute = std::move(opened);
   if (options.backend != nullptr) compute.backend = options.backend;
   if (!compute.backend->host_accessible()) compute.backend->set_wait_seconds(options.wait_seconds);
-  return {};
+  const bool joins = options.group != nullptr && options.device_group == nullptr;
+  return joins ? join_devices(compute, *options.group) : Result<void>();
 }
 
 Result<MemoryBesideTiers> Engine::Impl::memory_with_device(std::uint64_t tiers) const {

@@ -31,6 +31,7 @@
 
 #include "base/result.h"
 #include "base/timeline.h"
+#include "comm/device_group.h"
 #include "comm/group.h"
 #include "tiering/device/device.h"
 #include "tiering/disk/stripe.h"
@@ -58,6 +59,8 @@ struct EngineOptions {
   /// All ranks make the same calls, and get the bits of one process that runs all micro-batches,
   /// with micro-batch i of rank r as number i * ranks + r. Must outlive the engine.
   comm::Group* group = nullptr;
+  /// Between the ranks' devices. Null: on GPUs NCCL where all ranks have it, else host memory.
+  comm::DeviceGroup* device_group = nullptr;
   /// Further facts that must be equal on all ranks, by name.
   std::vector<std::pair<std::string, std::string>> facts{};
   Timeline* timeline = nullptr;

@@ -74,6 +74,7 @@ Result<void> HookedEngine::build(ModelShape shape, const Config& config,
   device_ = std::move(device);
   ARTESIAN_TRY_VOID(check_adoptable(shape.parameters, tensors, others, device_.torch));
   group_ = given.group;
+  if (group_ != nullptr) ARTESIAN_TRY_VOID(join_devices(device_, *group_));
   StepCoreOptions options{.group = group_.get(),
                           .resident = config.zero.stage < 3,
                           .groups = given.groups,

@@ -30,6 +30,7 @@ Result<std::unique_ptr<StepCore>> make_core(ModelShape shape, const Config& conf
   options.compute_dtype = compute_dtype;
   options.budgets = budgets;
   options.device = device.backend;
+  if (options.device_group == nullptr) options.device_group = device.group.get();
   options.orthogonalize = newton_schulz;
   options.lender = kept_activations();
   return StepCore::create(std::move(shape), config, options, executor);

@@ -35,6 +35,13 @@ class TorchGroup final : public comm::Group {
         store_(std::move(store)),
         deadline_(static_cast<std::int64_t>(std::llround(options.deadline_seconds * 1e3))) {}
 
+  Error overdue(const std::string& what) const override {
+    return silent(rank() == 0 ? 1 : 0, what);
+  }
+  double deadline_seconds() const noexcept override {
+    return static_cast<double>(deadline_.count()) * 1e-3;
+  }
+
  private:
   struct Transfer {
     std::uint32_t peer;
@@ -117,7 +124,7 @@ class TorchGroup final : public comm::Group {
     return make_error(
         ErrorCode::PeerLost,
         fmt::format("rank {} has not answered for {:.0f} s: rank {} was waiting for {}", names,
-                    static_cast<double>(deadline_.count()) * 1e-3, rank(), what));
+                    deadline_seconds(), rank(), what));
   }
 
   c10::intrusive_ptr<c10d::Backend> backend_;

@@ -111,9 +111,8 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  // The host updates state that ranks share, which takes longer than the bus.
   EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);  // ZeRO-3 has more on the bus
-  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-2, optimizer on cpu"), 1.0, 0.01);
+  EXPECT_LT(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));  // GPUs update what they hold
 }
 
 // Llama 3.1 8B at 2048 tokens, computed by hand at the rates of an H100: 6.98e9 elements of

@@ -69,7 +69,9 @@ inline std::uint64_t bytes_in(const Placement& plan, Tier tier) {
     bytes += plan.old_state_bytes;
     bytes += plan.staging_bytes * (plan.param_staging_count + plan.grad_staging_count);
   }
-  if (tier == Tier::Device) bytes += plan.expansion_bytes + plan.grad_scratch_bytes;
+  if (tier == Tier::Device) {
+    bytes += plan.expansion_bytes + plan.grad_scratch_bytes + plan.exchange.device_bytes();
+  }
   return bytes;
 }
 

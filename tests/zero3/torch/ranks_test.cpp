@@ -109,41 +109,6 @@ TEST_F(Ranks, BytesAreThosePlanned) {
   EXPECT_GT(beside, 0u);
 }
 
-/// Each rank has a device with memory of its own, which computes late, early or at random. One rank
-/// computes on the CPU.
-TEST_F(Ranks, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
-  std::uint64_t draw = 0;
-  std::size_t skipped = 0;
-  for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
-    for (int optimizer = 0; optimizer < 3; ++optimizer) {
-      for (int params = 0; params < 2; ++params) {
-        for (int dtype = 0; dtype < 4; ++dtype) {
-          const auto chance = [&](std::uint64_t values) {
-            return static_cast<int>(random_word(72, 0, draw++) % values);
-          };
-          const Case each{.ranks = ranks,
-                          .optimizer = optimizer,
-                          .params = params,
-                          .dtype = dtype,
-                          .accumulation = chance(3),
-                          .head = chance(2),
-                          .schedule = chance(4),
-                          .stage = params == 0 ? chance(4) : 3,
-                          .device = static_cast<SeparateDevice::Order>(chance(3))};
-          SCOPED_TRACE(testing::Message()
-                       << ranks << " ranks, optimizer " << optimizer << ", params " << params
-                       << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
-                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage
-                       << ", order " << static_cast<int>(*each.device));
-          skipped += expect_bits_of_one(each);
-          if (HasFatalFailure()) return;
-        }
-      }
-    }
-  }
-  EXPECT_GT(skipped, 5u);  // by fp16's loss scale
-}
-
 /// Optimizers with one moment, two or none, and moments in two bytes.
 TEST_F(Ranks, EveryOptimizerHasTheBitsOfOne) {
   for (const OptimizerType type :

@@ -1,0 +1,97 @@
+// Proves that N ranks with devices of their own train with the bits of one rank on the CPU, whether
+// bytes pass between them through host memory or from device to device; that the bytes are those
+// planned; and that a device which waits for a rank that is gone ends at the deadline.
+#include "tests/zero3/torch/ranks_harness.h"
+
+namespace artesian::zero3 {
+namespace {
+
+using Case = RankCase;
+using RanksOnDevices = RanksHarness;
+
+/// Each rank has a device with memory of its own, which computes late, early or at random; bytes
+/// pass between ranks from device to device, or through host memory. One rank computes on the CPU.
+TEST_F(RanksOnDevices, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
+  std::uint64_t draw = 0;
+  std::size_t skipped = 0;
+  for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
+    for (int optimizer = 0; optimizer < 3; ++optimizer) {
+      for (int params = 0; params < 2; ++params) {
+        for (int dtype = 0; dtype < 4; ++dtype) {
+          const auto chance = [&](std::uint64_t values) {
+            return static_cast<int>(random_word(72, 0, draw++) % values);
+          };
+          const Case each{.ranks = ranks,
+                          .optimizer = optimizer,
+                          .params = params,
+                          .dtype = dtype,
+                          .accumulation = chance(3),
+                          .head = chance(2),
+                          .schedule = chance(4),
+                          .stage = params == 0 ? chance(4) : 3,
+                          .device = static_cast<SeparateDevice::Order>(chance(3)),
+                          .joined = (optimizer + params + dtype) % 2 == 0};
+          SCOPED_TRACE(testing::Message()
+                       << ranks << " ranks, optimizer " << optimizer << ", params " << params
+                       << ", dtype " << dtype << ", accumulation " << each.accumulation << ", head "
+                       << each.head << ", schedule " << each.schedule << ", stage " << each.stage
+                       << ", order " << static_cast<int>(*each.device)
+                       << (each.joined ? ", joined" : ""));
+          skipped += expect_bits_of_one(each);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_GT(skipped, 5u);  // by fp16's loss scale
+  EXPECT_GT(updated_there_, 0);
+}
+
+/// From device to device, too, the bytes between ranks are those planned.
+TEST_F(RanksOnDevices, BytesBetweenDevicesAreThosePlanned) {
+  for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
+    for (int params = 0; params < 2; ++params) {
+      const Case each{.ranks = ranks,
+                      .optimizer = static_cast<int>(ranks) - 1,
+                      .params = params,
+                      .dtype = params,
+                      .accumulation = params,
+                      .head = 1,
+                      .schedule = 0,
+                      .device = SeparateDevice::Order::Late,
+                      .joined = true};
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, params " << params);
+      LocalRanks shared(ranks);
+      run_ranks(shared, [&](comm::Group& group) {
+        expect_as_planned(each, static_cast<test_support::LocalGroup&>(group),
+                          ranks * (std::uint64_t{1} << each.accumulation));
+      });
+    }
+  }
+}
+
+/// Rank 1's device fails after the ranks have met: rank 0's waits for its bytes up to the deadline,
+/// and then for nothing any more.
+TEST_F(RanksOnDevices, ADeviceThatWaitsForARankThatIsGoneEndsAtTheDeadline) {
+  const Case each{.device = SeparateDevice::Order::Late, .joined = true};
+  LocalRanks ranks(2, {.deadline_seconds = 0.5});
+  std::vector<std::string> errors(2);
+  run_ranks(ranks, [&](comm::Group& group) {
+    auto made = make(each, &group, 2);
+    ASSERT_TRUE(made.has_value()) << made.error().to_string();
+    made->devices->fails = group.rank() == 1;
+    const auto batches = micro_batches(0, 2, group.rank(), 2);
+    auto loss = made->engine->forward(batches.front().batch());
+    ASSERT_TRUE(loss.has_value());
+    const auto trained = made->engine->backward();
+    ASSERT_FALSE(trained.has_value());
+    errors[group.rank()] = trained.error().to_string();
+    EXPECT_EQ(trained.error().code, ErrorCode::PeerLost);
+    EXPECT_EQ(made->devices->aborts, 1u);
+    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
+  });
+  EXPECT_NE(errors[0].find("waiting for gradients of"), std::string::npos) << errors[0];
+}
+
+}  // namespace
+}  // namespace artesian::zero3
