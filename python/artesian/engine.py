@@ -48,14 +48,13 @@ from artesian.optim import (
 from artesian.ranks import ranks_of
 from artesian.saving import load, save
 from artesian.schedulers import schedule_of, take_rates
-from artesian.shares import now_of, shares_for
+from artesian.shares import Share, give_back, now_of, shares_for, values_after
 from artesian.state import (
     SMALL,
     AsStored,
     check_shape,
     consolidated_state_dict,
     empty_in_file,
-    values_of_parameters,
 )
 from artesian.tables import find_tables, stages_of
 from artesian.trackers import Trackers
@@ -150,7 +149,7 @@ class Engine(Members):
         self._adam = adam
         self._device = device or torch.device("cpu")
         self.manner = manner
-        self.ranks = ranks_of(group)
+        self.ranks, self._group = ranks_of(group), group
         plan = make_plan(model)
         check_model(model, plan)
         trainable = {name: p for name, p in plan.parameters.items() if p.requires_grad}
@@ -410,6 +409,12 @@ class Engine(Members):
         return self.manner is Manner.NATIVE
 
     @property
+    def divides_parameters(self) -> bool:
+        """True if each rank has a part of the trained parameters."""
+        divides = self.ranks.group is not None and self._device.type == "cpu"
+        return divides and not self.resident and not self.evaluates
+
+    @property
     def evaluates(self) -> bool:
         """True if there is nothing to train."""
         return isinstance(self.optimizer, NoOptimizer)
@@ -609,8 +614,9 @@ class Engine(Members):
     def destroy(self) -> None:
         """Closes the engine, which leaves nothing on the disk. The model's parameters become plain
         tensors again, in their stored dtype; if the engine has a folder on NVMe, in unnamed mapped
-        files, as in consolidated_state_dict(). If they cannot be read, or there is no room for
-        them, they have no memory, and a log line says so."""
+        files, as in consolidated_state_dict(). Parameters that ranks divide stay divided, as
+        zero.Init leaves them. If they cannot be read, or there is no room for them, they have no
+        memory, and a log line says so."""
         if self.is_closed or os.getpid() != self._process:
             return
         returned = self._values_to_return()
@@ -618,25 +624,25 @@ class Engine(Members):
         self._close()
         for parameter in self._managed:
             vars(parameter).pop("_artesian_engine", None)
-            if id(parameter) in returned:
-                parameter.data = returned[id(parameter)].to(parameter.device)
+        for parameter, values in zip(self._managed, returned, strict=bool(returned)):
+            give_back(parameter, values)
         thaw(self._frozen)
         self.ranks.leave()
         if self.manner is Manner.DEEPSPEED:
             self._leave_trainer()
 
-    def _values_to_return(self) -> dict[int, torch.Tensor]:
+    def _values_to_return(self) -> list[torch.Tensor | Share]:
         try:
             self._core.zero_gradients()  # gradients of an incomplete step
             self.take_changes()
-            return values_of_parameters(self, self._managed)
+            return values_after(self, self._group)
         except (Error, OSError, MemoryError) as error:
             logging.getLogger("artesian").warning(
                 "destroy(): the model's parameters have no memory any more, since their values "
                 "cannot be read into it: %s",
                 error,
             )
-            return {}
+            return []
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,17 @@ from torch.overrides import TorchFunctionMode
 from artesian.errors import InvalidError
 from artesian.native import _C
 from artesian.ranks import Ranks, is_initialized, ranks_of
-from artesian.state import SMALL, empty_in_file
+from artesian.state import SMALL, copy_of, empty_in_file
+
+if TYPE_CHECKING:
+    from artesian.engine import Engine
 
 RELEASED = (
     "zero.Init has divided this parameter among the ranks; read and write it inside of "
+    "zero.GatheredParameters, or make an engine"
+)
+RETURNED = (
+    "destroy() has left each rank its part of this parameter; read and write it inside of "
     "zero.GatheredParameters, or make an engine"
 )
 WHOLE_AT_ONCE = 64 << 20  # bytes of parameters that zero.Init leaves whole, beside the latest
@@ -172,8 +179,13 @@ def divide(parameter: nn.Parameter, ranks: Ranks, folder: str | None) -> None:
         count = pieces(whole, ranks)[ranks.rank].shape
         share = Share(room_for(count, whole.dtype, SMALL, folder), ranks, folder)
         scatter(whole, share, 0)
-        parameter.data = torch.empty_like(whole)
-        _C.free_memory(parameter, RELEASED)
+        leave(parameter, share, RELEASED)
+
+
+def leave(parameter: nn.Parameter, share: Share, message: str) -> None:
+    """Leaves the parameter nothing but this share; a read raises the message."""
+    parameter.data = torch.empty(parameter.shape, dtype=share.values.dtype)
+    _C.free_memory(parameter, message)
     parameter._artesian_share = share  # type: ignore[attr-defined]
 
 
@@ -222,6 +234,30 @@ def shares_for(parameters: dict[str, nn.Parameter], ranks: Ranks) -> list[torch.
             )
         result.append(None if share is None else share.values)
     return result
+
+
+def values_after(engine: Engine, group: Any) -> list[torch.Tensor | Share]:
+    """The values of an engine's parameters for the time after it: of those that the ranks divide
+    each rank's share. On NVMe if the engine has a folder there. All ranks must call it."""
+    folder = engine.config_values.nvme_path
+    ranks = ranks_for_init(group) if engine.divides_parameters else None
+    result: list[torch.Tensor | Share] = []
+    for parameter in engine._managed:
+        whole = copy_of(engine, parameter, folder)
+        if ranks is None or not parameter.requires_grad:
+            result.append(whole)
+            continue
+        part = pieces(whole, ranks)[ranks.rank]
+        part = room_for(part.shape, part.dtype, SMALL, folder).copy_(part)
+        result.append(Share(part, ranks, folder))
+    return result
+
+
+def give_back(parameter: nn.Parameter, values: torch.Tensor | Share) -> None:
+    if isinstance(values, Share):
+        leave(parameter, values, RETURNED)
+    else:
+        parameter.data = values.to(parameter.device)
 
 
 def now_of(engine: Any, parameters: dict[str, nn.Parameter]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
+import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,28 +95,54 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def values_of_parameters(
-    engine: Engine, parameters: Iterable[torch.nn.Parameter]
-) -> dict[int, torch.Tensor]:
-    """Copies of the engine's parameters by id, in their stored dtype; in mapped files where
-    consolidated_state_dict() uses them."""
-    folder, dtype = engine.config_values.nvme_path, engine.param_dtype
-    values = {}
-    for parameter in parameters:
-        target = None
-        if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
-            target = empty_in_file(parameter.shape, dtype, folder)
-        number = engine._number(parameter)
-        values[id(parameter)] = engine._read_master(number, target).to(dtype)
-    return values
+def is_in_memory(folder: str) -> bool:
+    """True if the folder is on a file system whose files take memory."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            mount, _, of_system = line.partition(" - ")
+            if mount.split()[2] == number:
+                return of_system.split()[0] in ("tmpfs", "ramfs")
+    return False
+
+
+def folder_of_copies(engine: Engine) -> str | None:
+    """Where copies of all parameters lie in mapped files: on NVMe, if the config has that; else, if
+    no rank has room for all parameters, in the temporary folder. None: they are in memory."""
+    folder = engine.config_values.nvme_path
+    if folder is not None or not engine.divides_parameters:
+        return folder
+    folder = tempfile.gettempdir()
+    size = sum(p.numel() for p in engine._managed) * engine.param_dtype.itemsize
+    if not is_in_memory(folder) and shutil.disk_usage(folder).free >= size:
+        return folder
+    logging.getLogger("artesian").warning(
+        "this rank gathers the model in memory, %d bytes: the temporary folder, %s, is no disk "
+        "with room for it; TMPDIR can name another",
+        size,
+        folder,
+    )
+    return None
+
+
+def copy_of(engine: Engine, parameter: torch.nn.Parameter, folder: str | None) -> torch.Tensor:
+    """A parameter's values in the stored dtype; large ones in a mapped file of the folder, if there
+    is one."""
+    dtype = engine.param_dtype
+    target = None
+    if folder is not None and parameter.numel() * dtype.itemsize >= SMALL:
+        target = empty_in_file(parameter.shape, dtype, folder)
+    return engine._read_master(engine._number(parameter), target).to(dtype)
 
 
 def consolidated_state_dict(
     engine: Engine, exclude_frozen_parameters: bool = False
 ) -> dict[str, torch.Tensor]:
     """The model's state_dict(), with parameters in the dtype in which they are stored. If the
-    engine has a folder on NVMe, larger parameters are mapped files there, so that a model larger
-    than memory can be saved; a file disappears with its tensor. Tied parameters are one tensor.
+    engine has a folder on NVMe, or ranks divide the parameters, larger ones are mapped files
+    (folder_of_copies), so that a model larger than memory can be saved; a file disappears with its
+    tensor. Tied parameters are one tensor.
     With several ranks all must call it; rank 0 gets the result, the others {}."""
     tensors: dict[int, torch.Tensor] = {}
     if not engine.ranks.first:
@@ -123,12 +152,13 @@ def consolidated_state_dict(
             ):
                 engine._core.help_read_state(engine._number(parameter), "fp32")
         return {}
+    folder = folder_of_copies(engine)
 
     def read(parameter: torch.nn.Parameter) -> torch.Tensor:
         if not engine.manages(parameter):
             return parameter.detach()
         if id(parameter) not in tensors:
-            tensors.update(values_of_parameters(engine, [parameter]))
+            tensors[id(parameter)] = copy_of(engine, parameter, folder)
         return tensors[id(parameter)]
 
     buffers = dict(persistent_buffers(engine.module))

@@ -159,6 +159,7 @@ class Said(dict):
 
 def main(cases, results):
     rank, ranks = join()
+    shares.ranks_for_init()  # makes the group of divided parameters, which stays
     folder = pathlib.Path(results).parent
     found = [run(case, rank, ranks, folder) for case in json.loads(pathlib.Path(cases).read_text())]
     if "_simulated" in sys.modules:  # where the accelerator is

@@ -8,6 +8,8 @@ import hf
 import pytest
 from ranks_python_test import TESTS, torchrun
 
+from artesian import state
+
 MADE = """
 import sys, artesian, torch
 sys.path.insert(0, sys.argv[2])
@@ -143,3 +145,79 @@ def test_a_model_is_loaded_trained_and_saved_in_shares(optimizer, tmp_path):
         assert each["digest"] == one["digest"]
     for name in ("saved/model.safetensors", "whole/pytorch_model.bin"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+SAVED = """
+import logging, sys, tempfile, artesian, torch
+sys.path.insert(0, sys.argv[2])
+import ranks_worker, small_models
+from artesian import shares, state, zero
+from peak_memory import resident
+rank, ranks = ranks_worker.join()
+said = ranks_worker.Said()
+lines = []
+logging.getLogger("artesian").handle = lambda record: lines.append(record.getMessage())
+
+torch.manual_seed(3)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(12)))
+model[0].requires_grad_(False)
+config = small_models.config_for()
+config["zero_optimization"] = {"stage": 3}
+engine = artesian.initialize(model=model, config=config)[0]
+engine.backward(engine(torch.ones(1, 1024)).sum())
+engine.step()
+
+tempfile.tempdir = sys.argv[1]
+before = resident()
+values = engine.consolidated_state_dict()
+said["rise"] = resident() - before
+said["mapped"] = sum(map(state.is_mapped, values.values()))
+said["warned"] = len(lines)
+engine.save_16bit_model("saved")
+tempfile.tempdir = "/dev/shm"
+in_memory = engine.consolidated_state_dict()
+said["mapped in memory"] = sum(map(state.is_mapped, in_memory.values()))
+said["lines"] = lines
+if rank == 0:
+    saved = torch.load("saved/pytorch_model.bin")
+    assert list(saved) == list(values) == list(in_memory)
+    for name, value in values.items():
+        assert torch.equal(saved[name], value) and torch.equal(in_memory[name], value), name
+digest = engine.digest()
+parameters = dict(model.named_parameters())
+expected = {name: engine.full_parameter(p).clone() for name, p in parameters.items()}
+
+engine.destroy()
+divided = [p for p in model.parameters() if p.requires_grad]
+assert all(map(torch.equal, model[0].parameters(), list(expected.values())[:2]))
+said["held"] = sum(shares.share_of(p).values.numel() for p in divided)
+said["all"] = sum(p.numel() for p in divided)
+said.refused("read", lambda: model[1].weight.sum())
+with zero.GatheredParameters(list(parameters.values())):
+    assert all(torch.equal(p, expected[name]) for name, p in parameters.items())
+again = artesian.initialize(model=model, config=config)[0]
+assert all(torch.equal(again.full_parameter(p), expected[n]) for n, p in parameters.items())
+again.backward(again(torch.ones(1, 1024)).sum())
+again.step()
+said["changed"] = again.digest() != digest
+said.write(sys.argv[1])
+torch.distributed.barrier()
+"""
+
+
+def test_a_save_and_destroy_leave_no_rank_the_whole_model(tmp_path):
+    if state.is_in_memory(tmp_path) or not state.is_in_memory("/dev/shm"):
+        pytest.skip("the temporary folder is in memory, or /dev/shm is not")
+    (tmp_path / "saved.py").write_text(SAVED)
+    torchrun(tmp_path, 2, tmp_path / "saved.py", tmp_path, TESTS)
+    said = [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1)]
+    first = said[0]
+    assert first["mapped"] == 12 and first["warned"] == 0
+    assert first["rise"] < 12  # MiB; the model has 48
+    assert first["mapped in memory"] == 0
+    assert [line for line in first["lines"] if "TMPDIR" in line and "/dev/shm" in line]
+    assert sum(each["held"] for each in said) == first["all"]
+    for each in said:
+        assert each["held"] <= each["all"] / 2 + 22
+        assert each["read"].startswith("destroy() has left each rank its part"), each["read"]
+        assert each["changed"]
+    assert sorted(path.name for path in tmp_path.iterdir() if "artesian" in path.name) == []
