@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 #include "zero3/torch/from_torch.h"
 #include "zero3/torch/storage_refusal.h"
 
@@ -61,6 +62,7 @@ Unit::Range DividedWeights::needed_by(std::uint32_t parameter, std::uint32_t ran
 Result<void> DividedWeights::begin(std::uint32_t unit) noexcept {
   arrived_.clear();
   return from_torch([&]() -> Result<void> {
+    make_room(unit);
     for (const std::uint32_t parameter : layout_.units[unit].parameters) {
       if (shares_[parameter].defined()) ARTESIAN_TRY_VOID(bring(parameter));
     }
@@ -68,13 +70,33 @@ Result<void> DividedWeights::begin(std::uint32_t unit) noexcept {
   });
 }
 
+std::uint64_t DividedWeights::bytes_of(std::uint32_t parameter) const {
+  return round_up(needed_by(parameter, group_.rank()).count() * shares_[parameter].element_size(),
+                  64);
+}
+
+void DividedWeights::make_room(std::uint32_t unit) {
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t parameter : layout_.units[unit].parameters) {
+    if (shares_[parameter].defined()) bytes += bytes_of(parameter);
+  }
+  used_ = 0;
+  if (room_.defined() && static_cast<std::uint64_t>(room_.numel()) >= bytes) return;
+  room_.reset();
+  room_ = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+}
+
 Result<void> DividedWeights::bring(std::uint32_t parameter) {
+  const std::uint64_t bytes = bytes_of(parameter);
   const at::Tensor share = std::exchange(shares_[parameter], {});
   const std::uint64_t numel = layout_.places[parameter].numel;
   const Unit::Range own = share_of(numel, group_.rank());
   const Unit::Range needed = needed_by(parameter, group_.rank());
   ARTESIAN_CHECK(share.numel() == static_cast<std::int64_t>(own.count()), parameter, own.count());
-  const at::Tensor values = at::empty({static_cast<std::int64_t>(needed.count())}, share.options());
+  const at::Tensor values =
+      at::from_blob(room_.mutable_data_ptr<std::uint8_t>() + used_,
+                    {static_cast<std::int64_t>(needed.count())}, share.options());
+  used_ += bytes;
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> received;
   for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {

@@ -36,6 +36,8 @@ class DividedWeights final : public WeightSource {
     at::Tensor values{};      // in the share's dtype
   };
   Result<void> bring(std::uint32_t parameter);
+  std::uint64_t bytes_of(std::uint32_t parameter) const;
+  void make_room(std::uint32_t unit);
   Unit::Range share_of(std::uint64_t numel, std::uint32_t rank) const noexcept;
   Unit::Range needed_by(std::uint32_t parameter, std::uint32_t rank) const noexcept;
 
@@ -43,6 +45,9 @@ class DividedWeights final : public WeightSource {
   std::vector<at::Tensor> shares_;
   const Layout& layout_;
   comm::Group& group_;
+  // Kept from unit to unit: malloc's heap grows by hundreds of MiB if each has memory of its own.
+  at::Tensor room_{};
+  std::uint64_t used_ = 0;                    // bytes of it
   std::map<std::uint32_t, Arrived> arrived_;  // the unit's parameters
 };
 
