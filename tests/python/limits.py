@@ -152,9 +152,9 @@ def refuse_direct():
 
 
 @contextlib.contextmanager
-def control_group(size):
+def control_group(size, name=""):
     """Returns memory_group() of dev/; skips the test if no group can be made."""
-    with memory_group(size) as enter:
+    with memory_group(size, name) as enter:
         if enter is None:
             pytest.skip("no memory control group can be made here")
         yield enter

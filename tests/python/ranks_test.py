@@ -17,6 +17,7 @@ import time
 
 import pytest
 import train_cli_test
+from memory_group import made_group
 from train_cli_test import place, pytestmark  # noqa: F401
 
 BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_NPROCS": "8"}
@@ -231,17 +232,9 @@ def slow_disk(folder, bytes_per_second):
     Yields a function that puts a process in; None if no such group can be made."""
     device = os.stat(folder).st_dev
     limit = f"{os.major(device)}:{os.minor(device)} {bytes_per_second}"
-    group = pathlib.Path("/sys/fs/cgroup/blkio", f"artesian-{os.getpid()}")
-    with contextlib.ExitStack() as made:
-        try:
-            group.mkdir()
-            made.callback(group.rmdir)
-            for way in ("read", "write"):
-                (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
-        except OSError:
-            yield None
-            return
-        yield lambda pid: (group / "cgroup.procs").write_text(str(pid))
+    files = [f"blkio.throttle.{way}_bps_device" for way in ("read", "write")]
+    with made_group("/sys/fs/cgroup/blkio", [(file, limit) for file in files]) as group:
+        yield group and (lambda pid: (group / "cgroup.procs").write_text(str(pid)))
 
 
 def test_a_rank_with_a_slow_disk_is_named_and_is_no_fault(place):  # noqa: F811
