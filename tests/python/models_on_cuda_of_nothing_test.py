@@ -6,6 +6,7 @@ there: bits are compared elsewhere."""
 
 import collections
 import json
+import socket
 import subprocess
 
 import cuda_of_nothing
@@ -146,3 +147,41 @@ def test_a_gpu_without_memory_ends_the_run_with_an_error_that_names_the_key(run)
     for mebibytes in (16, 64, 128):  # for less than the device tier, and for little beside it
         told = {"ARTESIAN_CUDA_OF_NOTHING_MEMORY": str(mebibytes << 20)}
         assert "artesian.device_memory" in error_of(run(model, 4, 1024, told=told)), mebibytes
+
+
+def test_ranks_that_nccl_cannot_connect_train_through_host_memory(tmp_path):
+    """The real NCCL, which the real LibTorch brings, finds no real driver on either GPU."""
+    (tmp_path / "model").mkdir()
+    model = LLAMA | {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 1}
+    (tmp_path / "model/config.json").write_text(json.dumps(model))
+    (tmp_path / "tokens.bin").write_bytes(bytes(2 * (2 * 64 + 1)))
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 2},
+        "artesian": {"device_memory": "64MiB", "host_memory": "256MiB", "activation_memory": 1},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = [PROGRAM, "train", "--model", tmp_path / "model", "--init", "--steps", 1]
+    words += ["--data", tmp_path / "tokens.bin", "--config", tmp_path / "ds.json"]
+    words += ["--device", "cuda", "--seq-len", 64, "--quiet"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in "01":
+        started = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PATH": "/usr/bin:/bin"}
+        ranks.append(
+            subprocess.Popen(
+                [*map(str, words)],
+                env=cuda_of_nothing.variables(started | meet, tmp_path / rank, gpus=2),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "through host memory, not by NCCL: rank 0 was waiting for connecting GPUs" in said[0]
+    assert "not by NCCL" not in said[1]
