@@ -95,7 +95,7 @@ class Program:
         places.pop(None, None)
         return places
 
-    def run(self, test, **told):
+    def run(self, test, limit=900, **told):
         """The exit status, None if it had to be ended; and the seconds."""
         environment = {**os.environ, **told}
         environment.pop("ARTESIAN_SOAK", None)
@@ -106,7 +106,7 @@ class Program:
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=100,
+                timeout=limit,
             ).returncode
         except subprocess.TimeoutExpired:
             status = None
@@ -131,8 +131,9 @@ def test_each_wait_is_needed(tmp_path):
         tests.sort(key=lambda each: each[0])
         if f"{place[0]} in {place[1]}" in SILENT:  # some of the function's other places are missed
             del tests[KNOWN_TRIED:]
-        for _, test, program, sites in tests:
-            if program.run(test, ARTESIAN_WAIT_DROPPED=",".join(sites))[0] != 0:
+        for seconds, test, program, sites in tests:
+            dropped = {"ARTESIAN_WAIT_DROPPED": ",".join(sites)}
+            if program.run(test, limit=100 + 3 * seconds, **dropped)[0] != 0:
                 print(f"{name}: {test}", flush=True)
                 break
         else:
