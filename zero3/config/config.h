@@ -164,11 +164,11 @@ enum class PollingChoice : std::uint8_t { Off, Submission, Completion, Both };
 /// kernel run, too, and LibTorch's fused attention uses its nondeterministic kernel.
 enum class Determinism : std::uint8_t { Required, Preferred };
 
-/// The "artesian" section.
 /// How ranks add up gradients: each micro-batch's, in an order that gives the bits of one rank; or
 /// each rank's sum, once a step.
 enum class Reduction : std::uint8_t { Exact, Fast };
 
+/// The "artesian" section.
 struct ArtesianConfig {
   std::optional<std::uint64_t> device_memory;  // bytes; absent: chosen from the machine
   std::optional<std::uint64_t> host_memory;

@@ -274,8 +274,9 @@ Result<c10::Device> existing_device(const std::string& name) {
       return make_error(ErrorCode::Unsupported,
                         "device: got " + name + ", allowed cpu: PyTorch sees no such device");
     }
-    const int index = parsed->has_index() ? parsed->index() : at::accelerator::getDeviceIndex();
-    if (index < count) return c10::Device(parsed->type(), static_cast<c10::DeviceIndex>(index));
+    const c10::DeviceIndex index =
+        parsed->has_index() ? parsed->index() : at::accelerator::getDeviceIndex();
+    if (index < count) return c10::Device(parsed->type(), index);
     return make_error(ErrorCode::Invalid, "device: got " + name + ", allowed an index of 0 to " +
                                               std::to_string(count - 1));
   });

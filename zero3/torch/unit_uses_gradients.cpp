@@ -131,10 +131,9 @@ Result<void> UnitUses::ready_for_gradients() {
   const std::span<const double> losses(loss, again ? 0 : 1);
   scaled_loss_.reset();
   std::vector<GroupStep> constants = constants_if_last();
-  return core_.begin_backward({.last = !constants.empty(),
-                               .learning_rate = {},
-                               .groups = std::move(constants),
-                               .losses = losses});
+  const bool last = !constants.empty();
+  return core_.begin_backward(
+      {.last = last, .learning_rate = {}, .groups = std::move(constants), .losses = losses});
 }
 
 }  // namespace artesian::zero3
