@@ -1,7 +1,11 @@
 // Proves what `artesian.reduction` fast and communication_data_type make of the gradients that
 // ranks send each other: fewer bytes, to the byte as planned, results that are close to exact ones,
 // and the same on all ranks.
+#include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/zero3/torch/ranks_harness.h"
 
@@ -9,7 +13,59 @@ namespace artesian::zero3 {
 namespace {
 
 using Case = RankCase;
-using RanksReduce = RanksHarness;
+class RanksReduce : public RanksHarness {
+ protected:
+  /// The least host memory of each rank, with which gradients spill.
+  std::uint64_t least_host(const Case& each, const Config& config) const {
+    const Module& module = *modules_[static_cast<std::size_t>(each.head)];
+    std::uint64_t low = 0;
+    std::uint64_t high = everything;
+    while (high - low > 1) {
+      const std::uint64_t tried = low + (high - low) / 2;
+      const bool fits = make_placement({.parameters = &module.parameters(),
+                                        .stages = &module.stages(),
+                                        .config = &config,
+                                        .compute_dtype = *config.artesian.compute_dtype,
+                                        .device_bytes = *config.artesian.device_memory,
+                                        .host_bytes = tried,
+                                        .ranks = each.ranks})
+                            .has_value();
+      (fits ? high : low) = tried;
+    }
+    return high;
+  }
+
+  struct Spilling {
+    std::string digest;
+    std::ptrdiff_t units = 0;  // those whose gradients spill
+  };
+  /// Trains with so little host memory.
+  Spilling train_spilling(const Case& each, comm::Group& group, std::uint64_t all) {
+    Spilling found;
+    auto made = make(each, &group, all, [&](Config& config) {
+      config.artesian.host_memory = least_host(each, config);
+    });
+    EXPECT_TRUE(made.has_value()) << made.error().to_string();
+    if (!made.has_value()) return {};
+    Engine& engine = *made->engine;
+    std::vector<StepResult> steps;
+    for (std::uint64_t step = 0; step < scale.steps; ++step) {
+      const auto batches = micro_batches(step, all, group.rank(), group.ranks());
+      EXPECT_TRUE(run_micro_batches(engine, batches, true));
+      auto result = engine.step();
+      EXPECT_TRUE(result.has_value()) << result.error().to_string();
+      if (!result.has_value()) return {};
+      steps.push_back(std::move(result).value());
+    }
+    const auto& units = engine.placement().units;
+    found.units = std::count_if(units.begin(), units.end(), [](const UnitPlacement& unit) {
+      return unit.grad == tiering::Tier::Nvme;
+    });
+    found.digest = digest_of(engine, steps);
+    EXPECT_TRUE(engine.close().has_value());
+    return found;
+  }
+};
 
 /// With `artesian.reduction` fast, ranks send gradients once a step. Sums are made in another
 /// order, so the bits are others than those of one rank, but equal on all ranks.
@@ -41,6 +97,31 @@ TEST_F(RanksReduce, FastSendsGradientsOnceAStepAsPlanned) {
         EXPECT_GT(moved[group.rank()].gradients, 0u);
         EXPECT_EQ(moved[group.rank()].gradients * micro_batches, of_exact.gradients);
         EXPECT_EQ(moved[group.rank()].parameters, of_exact.parameters);
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(RanksReduce, FastAddsToGradientsThatSpill) {
+  for (const std::uint32_t ranks : {2u, 3u}) {
+    for (const bool fast : {false, true}) {
+      const Case each{.ranks = ranks,
+                      .optimizer = 2,
+                      .params = 2,
+                      .dtype = 1,
+                      .accumulation = 1,
+                      .head = 1,
+                      .schedule = 0,
+                      .fast = fast};
+      SCOPED_TRACE(testing::Message() << ranks << " ranks" << (fast ? ", fast" : ""));
+      const Outcome roomy = run_all(each);
+      LocalRanks shared(ranks);
+      run_ranks(shared, [&](comm::Group& group) {
+        const Spilling found = train_spilling(each, group, 2 * ranks);
+        if (found.digest.empty()) shared.leave(group.rank());
+        EXPECT_EQ(found.digest, roomy.digest);
+        EXPECT_GT(found.units, 1);
       });
       if (HasFailure()) return;
     }
