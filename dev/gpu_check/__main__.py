@@ -39,11 +39,11 @@ import facts
 import first
 import gpu_profile
 import hooked
-import ranks
 import report
 import sanitize
 import speeds
 import torch_build
+import two_gpus
 from shell import Context, Failure, Skip, fail, say, sources_digest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ PARTS = {
     "build": build.run,
     "test": build.test,
     "python": hooked.run,
-    "ranks": ranks.run,
+    "ranks": two_gpus.run,
     "profile": gpu_profile.run,
     "speeds": speeds.run,
     "sanitize": sanitize.run,

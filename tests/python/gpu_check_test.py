@@ -20,10 +20,10 @@ import carried  # noqa: E402
 import first  # noqa: E402
 import gpu_profile  # noqa: E402
 import measure  # noqa: E402
-import ranks  # noqa: E402
 import sanitize  # noqa: E402
 import speeds  # noqa: E402
 import torch_build  # noqa: E402
+import two_gpus  # noqa: E402
 from shell import Context, Failure, Finished, Skip, gpu_seen  # noqa: E402
 
 TRY = ["--shape", "tiny", "--bench-on-cpu"]
@@ -246,17 +246,17 @@ def test_two_processes_are_compared_with_one(check, monkeypatch):
     done = check.run("ranks", *TRY)
     assert done.returncode == 0, done.stderr
     found = check.results()["parts"]["ranks"]
-    assert found["other_bits"] == [] and len(found["gpu"]["two"]) == ranks.STEPS
+    assert found["other_bits"] == [] and len(found["gpu"]["two"]) == two_gpus.STEPS
     context = Context.__new__(Context)
     context.gpu_count, context.gpu_seen = 1, ""
     context.options = argparse.Namespace(bench_on_cpu=False)
     with pytest.raises(Skip, match="one GPU"):
-        ranks.run(context)
+        two_gpus.run(context)
     context.gpu_count, context.work = 2, check.work
     said = "artesian: warning: bytes pass through host memory, not by NCCL: no NCCL"
-    monkeypatch.setattr("ranks.train", lambda *words: ([[1.0, 2.0]] * ranks.STEPS, said))
+    monkeypatch.setattr("two_gpus.train", lambda *words: ([[1.0, 2.0]] * two_gpus.STEPS, said))
     with pytest.raises(Failure, match="not by NCCL: no NCCL"):
-        ranks.run(context)
+        two_gpus.run(context)
 
 
 def carry_programs(folder, **facts):

@@ -95,6 +95,7 @@ torch.distributed.all_reduce(ranks)
 said = f"{sys.argv[1:]} {os.environ['FROM_FILE']} {int(ranks)}\\n"
 os.write(1, said.encode())  # at once, since all write to one pipe
 torch.distributed.barrier()
+torch.distributed.destroy_process_group()  # else a rank may abort as it ends
 sys.exit(int(sys.argv[-1]) if os.environ["RANK"] == "2" else 0)
 """
 
