@@ -111,7 +111,7 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);  // ZeRO-3 has more on the bus
+  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);      // ZeRO-3 has more on the bus
   EXPECT_LT(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));  // GPUs update what they hold
 }
 
