@@ -115,7 +115,7 @@ class VirtualTimeDevice final : public SeparateDevice {
     ARTESIAN_TRY(end, record(queue));
     return finish(end);
   }
-  /// Of what has come down by that fence.
+  /// Takes the host's seconds for what has come down by that fence.
   void add_gradients(DeviceFence fence) noexcept {
     if (fence.queue != Queue::ToHost) return;
     const auto end = to_add_.upper_bound(fence.sequence);

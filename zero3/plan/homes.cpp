@@ -49,14 +49,20 @@ UnitPlacement place_unit(const PlacementRequest& request, const Unit& unit) {
   return place;
 }
 
+/// True if each rank sends its gradients once a step, as the host has held and summed them.
+bool sends_once(const PlacementRequest& request) noexcept {
+  const Config& config = *request.config;
+  return config.artesian.reduction == Reduction::Fast &&
+         (request.hooked || config.accumulation_steps > 1);
+}
+
 /// Not gradients that the host holds until they are sent, and only as they are added.
 bool exchanges_on_device(const PlacementRequest& request) noexcept {
   const Config& config = *request.config;
-  const bool once = config.artesian.reduction == Reduction::Fast && config.accumulation_steps > 1;
   const bool narrowed = config.param_dtype == DType::Float32 &&
                         config.communication_dtype.value_or(DType::Float32) != DType::Float32;
   const bool joined = request.device_group && request.separate_device && request.ranks > 1;
-  return joined && !request.hooked && !once && !narrowed;
+  return joined && !request.hooked && !sends_once(request) && !narrowed;
 }
 
 }  // namespace
@@ -104,18 +110,16 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   }
   for (const Unit& unit : plan.layout.units) plan.units.push_back(place_unit(request, unit));
   if (request.ranks > 1) {
-    const bool fast = config.artesian.reduction == Reduction::Fast;
-    plan.exchange =
-        exchange_buffers(plan.layout, *request.parameters,
-                         {.ranks = request.ranks,
-                          .hooked = request.hooked,
-                          .cut = plan.params_cut,
-                          .in_tiles = !request.hooked && !request.separate_device,
-                          .once = fast && (request.hooked || config.accumulation_steps > 1),
-                          .param_dtype = plan.param_dtype,
-                          .sent_dtype = config.communication_dtype,
-                          .grad_dtype = plan.grad_dtype,
-                          .on_device = exchanges_on_device(request)});
+    plan.exchange = exchange_buffers(plan.layout, *request.parameters,
+                                     {.ranks = request.ranks,
+                                      .hooked = request.hooked,
+                                      .cut = plan.params_cut,
+                                      .in_tiles = !request.hooked && !request.separate_device,
+                                      .once = sends_once(request),
+                                      .param_dtype = plan.param_dtype,
+                                      .sent_dtype = config.communication_dtype,
+                                      .grad_dtype = plan.grad_dtype,
+                                      .on_device = exchanges_on_device(request)});
   }
   return with_routes(std::move(plan));
 }

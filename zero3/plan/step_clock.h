@@ -181,7 +181,7 @@ class StepClock {
                    seconds_for(update_bytes(event.unit), &Rates::device_memory), {computed});
     to_gather_.push_back({event.unit, event.moved.param.bus, computed});
   }
-  /// What is computed from here on is enqueued after the host's work so far.
+  /// Makes what is computed from here on wait for the host's work so far.
   void enqueue_after_work() { enqueued_ = worked; }
   /// Before a stage computes, its units must have been gathered from all ranks.
   void begin_compute(const StepEvent& event) {

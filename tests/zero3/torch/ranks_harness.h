@@ -112,25 +112,30 @@ class RanksHarness : public Equality {
     return batches;
   }
 
-  /// The least device memory of each rank.
-  std::uint64_t least_device(const RankCase& each, const Config& config) const {
+  /// The least bytes of `budget`, of device_bytes and host_bytes, with which each rank has a
+  /// placement. The other is `others`.
+  std::uint64_t least(std::uint64_t PlacementRequest::*budget, const RankCase& each,
+                      const Config& config, std::uint64_t others) const {
     const Module& module = *modules_[static_cast<std::size_t>(each.head)];
+    PlacementRequest request{.parameters = &module.parameters(),
+                             .stages = &module.stages(),
+                             .config = &config,
+                             .compute_dtype = *config.artesian.compute_dtype,
+                             .device_bytes = others,
+                             .host_bytes = others,
+                             .ranks = each.ranks,
+                             .whole_params = each.stage < 3};
     std::uint64_t low = 0;
     std::uint64_t high = everything;
     while (high - low > 1) {
-      const std::uint64_t tried = low + (high - low) / 2;
-      const bool fits = make_placement({.parameters = &module.parameters(),
-                                        .stages = &module.stages(),
-                                        .config = &config,
-                                        .compute_dtype = *config.artesian.compute_dtype,
-                                        .device_bytes = tried,
-                                        .host_bytes = everything,
-                                        .ranks = each.ranks,
-                                        .whole_params = each.stage < 3})
-                            .has_value();
-      (fits ? high : low) = tried;
+      request.*budget = low + (high - low) / 2;
+      (make_placement(request).has_value() ? high : low) = request.*budget;
     }
     return high;
+  }
+
+  std::uint64_t least_device(const RankCase& each, const Config& config) const {
+    return least(&PlacementRequest::device_bytes, each, config, everything);
   }
 
   /// An engine for the rank of `group`, or for one rank that runs all micro-batches.

@@ -15,35 +15,16 @@ namespace {
 using Case = RankCase;
 class RanksReduce : public RanksHarness {
  protected:
-  /// The least host memory of each rank, with which gradients spill.
-  std::uint64_t least_host(const Case& each, const Config& config) const {
-    const Module& module = *modules_[static_cast<std::size_t>(each.head)];
-    std::uint64_t low = 0;
-    std::uint64_t high = everything;
-    while (high - low > 1) {
-      const std::uint64_t tried = low + (high - low) / 2;
-      const bool fits = make_placement({.parameters = &module.parameters(),
-                                        .stages = &module.stages(),
-                                        .config = &config,
-                                        .compute_dtype = *config.artesian.compute_dtype,
-                                        .device_bytes = *config.artesian.device_memory,
-                                        .host_bytes = tried,
-                                        .ranks = each.ranks})
-                            .has_value();
-      (fits ? high : low) = tried;
-    }
-    return high;
-  }
-
   struct Spilling {
     std::string digest;
     std::ptrdiff_t units = 0;  // those whose gradients spill
   };
-  /// Trains with so little host memory.
+  /// Trains with the least host memory, in which not all gradients have room.
   Spilling train_spilling(const Case& each, comm::Group& group, std::uint64_t all) {
     Spilling found;
     auto made = make(each, &group, all, [&](Config& config) {
-      config.artesian.host_memory = least_host(each, config);
+      config.artesian.host_memory =
+          least(&PlacementRequest::host_bytes, each, config, *config.artesian.device_memory);
     });
     EXPECT_TRUE(made.has_value()) << made.error().to_string();
     if (!made.has_value()) return {};
