@@ -98,11 +98,36 @@ Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
 
 /// The home may have been written in any queue.
 Result<void> DeviceLoader::load_from_device(DeviceLoad& load) noexcept {
-  ARTESIAN_CHECK(load.stored != load.computed);
   ARTESIAN_TRY(computed, device_.record(Queue::Compute));
   ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, computed));
-  return device_.expand(Queue::ToDevice, store_.memory(load.shard), load.stored,
-                        reinterpret_cast<float*>(load.target), load.image);
+  const std::byte* const home = store_.memory(load.shard);
+  if (load.stored == load.computed) {
+    return device_.copy_within(Queue::ToDevice, load.target, home, bytes_of(load));
+  }
+  return device_.expand(Queue::ToDevice, home, load.stored, reinterpret_cast<float*>(load.target),
+                        load.image);
+}
+
+/// In waves: one over elements [p, q) overwrites sources up to 2q - n, and so may run as one kernel
+/// if 2q - n <= p. What is left then passes through the buffer.
+Result<void> DeviceLoader::expand_in_place(std::byte* target, DType stored,
+                                           std::uint64_t count) noexcept {
+  const std::uint64_t size = dtype_size(stored);
+  const std::uint64_t part = expansion_.size() / size;
+  ARTESIAN_CHECK(2 * size == sizeof(float) && part != 0, size, part);
+  auto* const expanded = reinterpret_cast<float*>(target);
+  const std::byte* const source = target + count * size;
+  std::uint64_t first = 0;
+  while (count - first > part) {
+    const std::uint64_t end = first + (count - first) / 2;
+    ARTESIAN_TRY_VOID(device_.expand(Queue::ToDevice, source + first * size, stored,
+                                     expanded + first, end - first));
+    first = end;
+  }
+  ARTESIAN_TRY_VOID(device_.copy_within(Queue::ToDevice, expansion_.data(), source + first * size,
+                                        (count - first) * size));
+  return device_.expand(Queue::ToDevice, expansion_.data(), stored, expanded + first,
+                        count - first);
 }
 
 Result<void> DeviceLoader::copy(const std::byte* source, DType stored, std::byte* target,

@@ -3,7 +3,7 @@
 //
 //   nvme     piece by piece: read into a pinned staging buffer, verified there, copied
 //   host     copied straight out of its home
-//   device   expanded from its home (with equal dtypes the home is the slot, and nothing is loaded)
+//   device   expanded or copied from its home (if the home is not the slot itself)
 //
 // A shard stored in 16 bit and computed in fp32 is expanded on the device: each piece passes
 // through one buffer in device memory, which is protected by the order of the queue ToDevice. The
@@ -76,6 +76,8 @@ class DeviceLoader : private Pipeline<DeviceLoader> {
   /// copy.
   Result<void> copy(const std::byte* source, DType stored, std::byte* target, DType computed,
                     std::uint64_t count) noexcept;
+  /// Expands elements in place: `stored` ones that end where `target`, [count] of fp32, ends.
+  Result<void> expand_in_place(std::byte* target, DType stored, std::uint64_t count) noexcept;
   Device& device() noexcept { return device_; }
   /// Lists the host memory through which bytes from nvme pass.
   std::vector<std::span<std::byte>> buffers() const { return ring_->buffers(); }

@@ -121,6 +121,12 @@ class Residency::Slot final : public BufferOwner {
     ARTESIAN_CHECK(is_cut() && first % unit.share == 0 && first < unit.image, first, unit.image);
     return first * computed + unit.share * (computed - dtype_size(unit.stored));
   }
+  /// Where stored elements of the image go that belong to this rank's share.
+  std::byte* in_share(std::uint64_t first, std::uint64_t count) noexcept {
+    const std::uint64_t in_share = first - unit.share_first;
+    ARTESIAN_CHECK(first >= unit.share_first && in_share + count <= unit.share, first, count);
+    return memory.data() + tail_offset() + in_share * dtype_size(unit.stored);
+  }
 
   SlotState state() const noexcept { return slot_state(contents); }
   bool refreshing() const noexcept { return refresh.load() != Refresh::None; }
@@ -147,7 +153,8 @@ class Residency::Slot final : public BufferOwner {
   std::atomic<int> leases{0};
   // Only with a loader:
   DeviceLoad load;
-  DeviceFence used;  // end of the computation that uses the slot
+  DeviceFence used;       // end of the computation that uses the slot
+  DeviceFence refreshed;  // of a divided unit, in Compute
 };
 
 Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, pinned::Pool& device,
@@ -161,7 +168,7 @@ Residency::Residency(const std::vector<ResidentUnit>& units, TierStore& store, p
                    static_cast<int>(unit.route), shard.name);
     ARTESIAN_CHECK(!slot->aliased() || unit.stored == unit.computed, shard.name);
     if (slot->is_cut()) {
-      ARTESIAN_CHECK(loader_ == nullptr && !slot->aliased(), shard.name);
+      ARTESIAN_CHECK(!slot->aliased(), shard.name);
       ARTESIAN_CHECK(unit.image % unit.share == 0 && unit.share_first % unit.share == 0,
                      unit.share);
     }
@@ -235,11 +242,12 @@ Result<void> Residency::start_by_copy(Slot& slot, aio::Priority priority) noexce
     slot.load = {};
     if (slot.contents == Contents::Filling) return loader_->advance();
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
+    const bool cut = slot.is_cut();  // then it is expanded with the other shares
     slot.load = {.shard = slot.unit.shard,
                  .stored = slot.unit.stored,
-                 .computed = slot.unit.computed,
-                 .image = slot.unit.image,
-                 .target = slot.memory.data(),
+                 .computed = cut ? slot.unit.stored : slot.unit.computed,
+                 .image = cut ? slot.unit.share : slot.unit.image,
+                 .target = slot.memory.data() + (cut ? slot.tail_offset() : 0),
                  .priority = priority,
                  .failed = {},
                  .loaded = {}};
@@ -279,6 +287,7 @@ Result<void> Residency::wait_for_copies(Slot& slot) noexcept {
     ARTESIAN_TRY_VOID(loader_->finish(slot.load));
     waited_since(begin_ns);
   }
+  if (slot.is_cut() && !slot.joined) return loader_->advance();  // it must wait for all shares
   ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Compute, slot.load.loaded));
   return loader_->advance();
 }
@@ -437,12 +446,36 @@ std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept
   return shares;
 }
 
+Result<void> Residency::order_bus(std::uint32_t unit) noexcept {
+  const Slot& slot = at(unit);
+  ARTESIAN_CHECK(loader_ != nullptr && lacks_shares(unit), unit);
+  for (const DeviceFence fence : {slot.load.loaded, slot.refreshed, slot.used}) {
+    ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Bus, fence));
+  }
+  return {};
+}
+
+/// As the loader does what it brings: the buffer through which the ends pass is the loader's.
+Result<void> Residency::join_shares_there(Slot& slot) noexcept {
+  if (slot.unit.stored != slot.unit.computed) {
+    const std::uint64_t size = dtype_size(slot.unit.computed);
+    for (std::uint64_t first = 0; first < slot.unit.image; first += slot.unit.share) {
+      ARTESIAN_TRY_VOID(loader_->expand_in_place(slot.memory.data() + first * size,
+                                                 slot.unit.stored, slot.unit.share));
+    }
+    ARTESIAN_TRY(expanded, loader_->device().record(Queue::ToDevice));
+    slot.load.loaded = expanded;
+  }
+  return loader_->device().wait(Queue::Compute, slot.load.loaded);
+}
+
 /// Expands each share in place, all in the same waves.
-void Residency::join_shares(std::uint32_t unit) noexcept {
+Result<void> Residency::join_shares(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   ARTESIAN_CHECK(lacks_shares(unit), unit);
   slot.joined = true;
-  if (slot.unit.stored == slot.unit.computed) return;
+  if (loader_ != nullptr) return join_shares_there(slot);
+  if (slot.unit.stored == slot.unit.computed) return {};
   const std::uint64_t begin_ns = monotonic_ns();
   const std::uint64_t share = slot.unit.share;
   const std::uint64_t shares = slot.unit.image / share;
@@ -465,6 +498,7 @@ void Residency::join_shares(std::uint32_t unit) noexcept {
     begin = end;
   }
   cast_ns_ += monotonic_ns() - begin_ns;
+  return {};
 }
 
 Result<void> Residency::unpin(std::uint32_t unit) noexcept {
@@ -538,14 +572,15 @@ bool Residency::follows(std::uint32_t unit) const noexcept {
 /// Computation must follow the copies that refreshed the slot, or a home that is used as one.
 /// Acquiring a slot ensures that; slots that are used without being acquired again wait here. Other
 /// slots do not wait: they may be dropped unused, and their memory then need not wait for Compute.
+/// A divided unit's slot is used only once its shares have been joined.
 Result<void> Residency::end_refresh(std::uint32_t unit) noexcept {
   Slot& slot = at(unit);
   const bool missed = slot.go(Refresh::None) == Refresh::Missed;
   if (loader_ == nullptr) return missed ? load_missed(slot) : Result<void>();
   ARTESIAN_TRY(copied, loader_->device().record(Queue::ToDevice));
   slot.load.loaded = copied;
-  const bool acquired_first = slot.pins == 0;
-  return acquired_first ? Result<void>() : loader_->device().wait(Queue::Compute, copied);
+  const bool ordered_first = slot.pins == 0 || slot.is_cut();
+  return ordered_first ? Result<void>() : loader_->device().wait(Queue::Compute, copied);
 }
 
 void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t count,
@@ -556,11 +591,7 @@ void Residency::refresh(std::uint32_t unit, std::uint64_t first, std::uint64_t c
   if (slot.state() == SlotState::Absent || slot.aliased()) return;
   slot.refresh_part();
   if (slot.is_cut()) {
-    const std::uint64_t size = dtype_size(slot.unit.stored);
-    const std::uint64_t in_share = first - slot.unit.share_first;
-    ARTESIAN_CHECK(first >= slot.unit.share_first && in_share + count <= slot.unit.share, first,
-                   count);
-    std::memcpy(slot.memory.data() + slot.tail_offset() + in_share * size, fresh, count * size);
+    std::memcpy(slot.in_share(first, count), fresh, count * dtype_size(slot.unit.stored));
     return;
   }
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
@@ -578,6 +609,7 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
   ARTESIAN_CHECK(slot.contents != Contents::Loading);
   ARTESIAN_CHECK(first + count <= slot.unit.image, first, count, slot.unit.image);
   if (slot.state() == SlotState::Absent || slot.aliased()) return {};
+  if (slot.is_cut()) return refresh_share_by_copy(queue, slot, first, count, fresh);
   std::byte* target = slot.memory.data() + first * dtype_size(slot.unit.computed);
   if (queue == Queue::ToDevice) {
     ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
@@ -586,6 +618,22 @@ Result<void> Residency::refresh_by_copy(Queue queue, std::uint32_t unit, std::ui
   ARTESIAN_CHECK(slot.unit.stored != slot.unit.computed);  // otherwise the home would be aliased
   return loader_->device().expand(queue, fresh, slot.unit.stored, reinterpret_cast<float*>(target),
                                   count);
+}
+
+Result<void> Residency::refresh_share_by_copy(Queue queue, Slot& slot, std::uint64_t first,
+                                              std::uint64_t count,
+                                              const std::byte* fresh) noexcept {
+  std::byte* const target = slot.in_share(first, count);
+  slot.joined = false;
+  if (queue == Queue::ToDevice) {
+    ARTESIAN_TRY_VOID(wait_for_earlier_use(slot));
+    return loader_->copy(fresh, slot.unit.stored, target, slot.unit.stored, count);
+  }
+  const std::uint64_t bytes = count * dtype_size(slot.unit.stored);
+  ARTESIAN_TRY_VOID(loader_->device().copy_within(queue, target, fresh, bytes));
+  ARTESIAN_TRY(refreshed, loader_->device().record(queue));
+  slot.refreshed = refreshed;
+  return {};
 }
 
 }  // namespace artesian::tiering

@@ -19,7 +19,7 @@
 // and are expanded in place. This rank's share is read from its home or written by the update. The
 // slot then lacks the other shares, and its acquirer must fetch them: shares() tells where they go,
 // and join_shares() reports that they are complete. From then on the slot is like any other, until
-// its home is rewritten.
+// its home is rewritten. On a separate device the queue Bus may fetch them after order_bus().
 //
 // Thread: the compute thread only. Slots are pinned while computing with them; only unpinned ones
 // can be evicted. The caller decides what to fetch or evict (zero3/plan/prefetcher.h).
@@ -77,8 +77,11 @@ class Residency final : public UnitSlots {
   bool has_share(std::uint32_t unit) const noexcept;
   /// Where the stored bytes of each rank's share are, or go, in such a slot.
   std::vector<std::span<std::byte>> shares(std::uint32_t unit) noexcept;
-  /// Reports that all shares are in the slot.
-  void join_shares(std::uint32_t unit) noexcept;
+  /// Makes the queue Bus wait until this rank's share may be sent, and the other parts of the slot
+  /// overwritten. Errors: Io (the device).
+  Result<void> order_bus(std::uint32_t unit) noexcept;
+  /// Reports that all shares are in the slot, and waited for. Errors: Io (the device).
+  Result<void> join_shares(std::uint32_t unit) noexcept;
   /// Announces that the whole home of a unit that is not Fetching will be rewritten, with a refresh
   /// for each part. Until end_refresh nothing is read from the home: a slot that starts meanwhile
   /// is filled by these refreshes, and earlier content of a slot must not be used.
@@ -122,7 +125,10 @@ class Residency final : public UnitSlots {
   Result<void> load_missed(Slot& slot) noexcept;
   Result<void> load_wave(Slot& slot, std::uint64_t begin, std::uint64_t end) noexcept;
   Result<void> load_share(Slot& slot) noexcept;
+  Result<void> join_shares_there(Slot& slot) noexcept;
   Result<void> start_by_copy(Slot& slot, aio::Priority priority) noexcept;
+  Result<void> refresh_share_by_copy(Queue queue, Slot& slot, std::uint64_t first,
+                                     std::uint64_t count, const std::byte* fresh) noexcept;
   void waited_since(std::uint64_t begin_ns) noexcept;
   Result<void> wait_for_copies(Slot& slot) noexcept;
   Result<void> wait_for_earlier_use(const Slot& slot) noexcept;

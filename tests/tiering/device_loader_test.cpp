@@ -26,6 +26,7 @@ struct Setting {
   DType computed = DType::Float32;
   std::uint32_t buffers = 2;
   SeparateDevice::Order order = SeparateDevice::Order::Late;
+  bool divided = false;  // between two ranks, of which this is the second
 };
 
 class Loading {
@@ -53,7 +54,9 @@ class Loading {
                        .stored = DType::BFloat16,
                        .computed = setting.computed,
                        .route = route_of(shard),
-                       .image = image,
+                       .image = setting.divided ? 2 * image : image,
+                       .share = setting.divided ? image : 0,
+                       .share_first = setting.divided ? image : 0,
                        .persistent = false});
       fill_home(shard);
     }
@@ -71,15 +74,16 @@ class Loading {
   }
 
   Route route_of(ShardId shard) const {
-    const bool as_stored = setting_.computed == DType::BFloat16;
+    const bool as_stored = setting_.computed == DType::BFloat16 && !setting_.divided;
     const bool there = store->shard(shard).home == Tier::Device;
     return as_stored && there ? Route::OnDevice : Route::Queues;
   }
 
-  std::vector<std::uint16_t> stored(ShardId shard) const {
+  static std::vector<std::uint16_t> stored(ShardId shard, std::uint64_t version = 0) {
     std::vector<std::uint16_t> values(image);
     for (std::uint64_t i = 0; i < image; ++i) {
-      values[i] = float_to_bf16(static_cast<float>(i * 4 + static_cast<std::uint64_t>(shard)));
+      const std::uint64_t value = i * 4 + static_cast<std::uint64_t>(shard) + version * image;
+      values[i] = float_to_bf16(static_cast<float>(value));
     }
     return values;
   }
@@ -106,18 +110,46 @@ class Loading {
   void expect_values(std::uint32_t unit) {
     const auto acquired = residency->acquire(unit);
     ASSERT_TRUE(acquired.has_value()) << acquired.error().to_string();
-    const auto expected = stored(shards[unit]);
+    compute(unit, stored(shards[unit]));
+  }
+  /// Compares an acquired unit with these values, and unpins it.
+  void compute(std::uint32_t unit, const std::vector<std::uint16_t>& expected) {
     device.begin_compute();
     const std::byte* data = residency->data(unit);
     if (setting_.computed == DType::Float32) {
-      std::vector<float> floats(image);
-      kernels::expand(expected.data(), DType::BFloat16, floats.data(), image);
-      EXPECT_EQ(std::memcmp(data, floats.data(), image * 4), 0) << unit;
+      std::vector<float> floats(expected.size());
+      kernels::expand(expected.data(), DType::BFloat16, floats.data(), floats.size());
+      EXPECT_EQ(std::memcmp(data, floats.data(), floats.size() * 4), 0) << unit;
     } else {
-      EXPECT_EQ(std::memcmp(data, expected.data(), image * 2), 0) << unit;
+      EXPECT_EQ(std::memcmp(data, expected.data(), expected.size() * 2), 0) << unit;
     }
     device.end_compute();
     EXPECT_TRUE(residency->unpin(unit).has_value());
+  }
+  /// Acquires a divided unit; the first rank sends its share of this version.
+  void expect_both_shares(std::uint32_t unit, std::uint64_t version) {
+    ASSERT_TRUE(residency->acquire(unit).has_value());
+    ASSERT_TRUE(residency->lacks_shares(unit));
+    const auto own = stored(shards[unit], version);
+    const auto other = stored(shards[unit], version + 100);
+    const std::vector<std::span<std::byte>> shares = residency->shares(unit);
+    std::vector<std::uint16_t> sent(image);
+    ASSERT_TRUE(residency->order_bus(unit).has_value());
+    ASSERT_TRUE(device
+                    .enqueue_on_bus(std::vector<std::span<const std::byte>>{shares[1]},
+                                    std::vector<std::span<std::byte>>{shares[0]},
+                                    [&]() -> Result<void> {
+                                      std::memcpy(sent.data(), shares[1].data(), image * 2);
+                                      std::memcpy(shares[0].data(), other.data(), image * 2);
+                                      return {};
+                                    })
+                    .has_value());
+    ASSERT_TRUE(device.finish(device.record(Queue::Bus).value()).has_value());
+    EXPECT_EQ(sent, own) << unit;
+    ASSERT_TRUE(residency->join_shares(unit).has_value());
+    std::vector<std::uint16_t> expected = other;
+    expected.insert(expected.end(), own.begin(), own.end());
+    compute(unit, expected);
   }
 
   const Setting setting_;
@@ -169,6 +201,47 @@ TEST_P(LoadsFromEveryHome, AsItIs) {
 INSTANTIATE_TEST_SUITE_P(All, LoadsFromEveryHome,
                          testing::Combine(testing::Values(DType::Float32, DType::BFloat16),
                                           testing::Values(1u, 2u, 5u), testing::Values(0, 1, 2)));
+
+/// Copies this rank's new share into the slot, as an update on the host or on the device does.
+void refresh_share(Loading& loading, Queue queue, std::uint32_t unit, std::uint64_t version) {
+  const auto values = Loading::stored(shards[unit], version);
+  BufferLease there = loading.harness.device->lease(image * 2).value();
+  const auto* fresh = reinterpret_cast<const std::byte*>(values.data());
+  if (queue == Queue::Compute) {
+    ASSERT_TRUE(loading.device.copy_to_device(there.data(), fresh, image * 2).has_value());
+    ASSERT_TRUE(loading.device.finish_all().has_value());
+    fresh = there.data();
+  }
+  Residency& residency = *loading.residency;
+  residency.begin_refresh(unit);
+  ASSERT_TRUE(loading.device.join_queues().has_value());
+  ASSERT_TRUE(residency.refresh_by_copy(queue, unit, image, image, fresh).has_value());
+  ASSERT_TRUE(residency.end_refresh(unit).has_value());
+  loading.expect_both_shares(unit, version);
+  ASSERT_TRUE(loading.device.finish_all().has_value());  // before the copies' memory is given back
+}
+
+class LoadsShares : public LoadsFromEveryHome {};
+
+TEST_P(LoadsShares, ToTheirPlacesAndAgainAfterAnUpdate) {
+  const auto [computed, buffers, order] = GetParam();
+  Loading loading({computed, buffers, static_cast<SeparateDevice::Order>(order), /*divided=*/true});
+  for (std::uint64_t round = 0; round < 2; ++round) {
+    for (std::uint32_t unit = 0; unit < 4; ++unit) {
+      ASSERT_TRUE(loading.residency->start(unit, aio::Priority::Prefetch).has_value());
+    }
+    for (std::uint32_t unit = 0; unit < 4; ++unit) {
+      ASSERT_NO_FATAL_FAILURE(loading.expect_both_shares(unit, 0));
+      const Queue queue = unit % 2 == 0 ? Queue::ToDevice : Queue::Compute;
+      ASSERT_NO_FATAL_FAILURE(refresh_share(loading, queue, unit, 1 + round));
+      ASSERT_TRUE(loading.residency->drop(unit).has_value());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LoadsShares,
+                         testing::Combine(testing::Values(DType::Float32, DType::BFloat16),
+                                          testing::Values(1u, 3u), testing::Values(0, 1, 2)));
 
 TEST(DeviceLoader, WhatIsDroppedOnItsWayIsForgotten) {
   Loading loading({.buffers = 1});

@@ -308,6 +308,14 @@ Result<void> CudaDevice::copy_to_host(std::byte* target, const std::byte* source
   return {};
 }
 
+Result<void> CudaDevice::copy_within(Queue queue, std::byte* target, const std::byte* source,
+                                     std::uint64_t bytes) {
+  check_copy(target, source, bytes);
+  ARTESIAN_TRY_VOID(select());
+  return done(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream(queue)),
+              "copying within device memory");
+}
+
 Result<void> CudaDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
   ARTESIAN_CHECK(target != nullptr, bytes);
   ARTESIAN_TRY_VOID(select());

@@ -56,6 +56,8 @@ class CudaDevice final : public Device {
                               std::uint64_t bytes) override;
   Result<void> copy_to_host(std::byte* target, const std::byte* source,
                             std::uint64_t bytes) override;
+  Result<void> copy_within(Queue queue, std::byte* target, const std::byte* source,
+                           std::uint64_t bytes) override;
   Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override;
   Result<void> expand(Queue queue, const std::byte* source, DType source_dtype, float* target,
                       std::uint64_t count) override;

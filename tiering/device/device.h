@@ -81,6 +81,10 @@ class Device {
   virtual Result<void> copy_to_host(std::byte* target, const std::byte* source,
                                     std::uint64_t bytes) = 0;
 
+  /// Copies within device memory. Errors: Io.
+  virtual Result<void> copy_within(Queue queue, std::byte* target, const std::byte* source,
+                                   std::uint64_t bytes) = 0;
+
   /// Kernels on device memory, with the same bits as those of this name in kernels/. Errors: Io.
   virtual Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) = 0;
   virtual Result<void> expand(Queue queue, const std::byte* source, DType source_dtype,

@@ -30,6 +30,13 @@ Result<void> HostDevice::copy_to_host(std::byte* target, const std::byte* source
   return {};
 }
 
+Result<void> HostDevice::copy_within(Queue, std::byte* target, const std::byte* source,
+                                     std::uint64_t bytes) {
+  check_copy(target, source, bytes);
+  std::memcpy(target, source, bytes);
+  return {};
+}
+
 Result<void> HostDevice::zero(Queue, std::byte* target, std::uint64_t bytes) {
   ARTESIAN_CHECK(target != nullptr, bytes);
   std::memset(target, 0, bytes);

@@ -48,6 +48,7 @@ class StepClock {
         separate_(placement.separate_device),
         schedule_(timing != nullptr ? timing->rates.disk : Disk::Shared),
         fetched_(placement.layout.units.size(), Schedule::none),
+        lacks_(fetched_.size(), 0),
         put_(placement.layout.stages.size(), Schedule::none),
         reduced_(fetched_),
         gathered_(fetched_) {
@@ -104,8 +105,12 @@ class StepClock {
       task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, &Rates::to_device),
                  {task});
     }
-    fetched_[event.unit] =
-        add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {task});
+    fetched_[event.unit] = task;
+    if (separate_) {
+      lacks_[event.unit] = moved.bus;
+    } else {
+      gather_shares(event.unit, moved.bus);
+    }
   }
   /// On a CPU the thread pool verifies and expands fetched bytes.
   void await(const StepEvent& event) {
@@ -121,6 +126,7 @@ class StepClock {
         seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
       }
     }
+    if (separate_) gather_shares(event.unit, std::exchange(lacks_[event.unit], 0));
     computed = add(event.kind, Resource::Compute, seconds, {computed, fetched_[event.unit]});
   }
   /// Inputs are written after computing, and read while the previous stage computes.
@@ -302,6 +308,12 @@ class StepClock {
     std::uint64_t bytes = 0;
     Task updated = Schedule::none;  // update of this rank's share
   };
+  /// Of a fetched unit. A separate device gathers them when the host is about to enqueue what uses
+  /// them.
+  void gather_shares(std::uint32_t unit, std::uint64_t bytes) {
+    fetched_[unit] = add(Kind::Fetch, Resource::Bus, seconds_for(bytes, &Rates::bus),
+                         {fetched_[unit], separate_ ? enqueued_ : Schedule::none});
+  }
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
   /// The host waits until all gradients are written; with several ranks, until they are summed over
   /// all.
@@ -334,14 +346,15 @@ class StepClock {
   const bool separate_;
   bool runs_ = false;
   Schedule schedule_;
-  std::vector<Task> fetched_;       // one for each unit
-  std::vector<Task> put_;           // by stage: the write of its inputs to their tier
-  Task taken_ = Schedule::none;     // task before the wait for the last inputs
-  Task enqueued_ = Schedule::none;  // the host's work before it enqueues what is computed next
-  std::vector<Task> reduced_;       // by unit: when the gradients of all ranks are added
-  std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
-  std::vector<Gather> to_gather_;   // units updated at a step's end that are not gathered yet
-  bool norm_begun_ = false;         // whether the norm has begun in this step
+  std::vector<Task> fetched_;         // one for each unit
+  std::vector<std::uint64_t> lacks_;  // by unit: bytes of other ranks' shares to be gathered
+  std::vector<Task> put_;             // by stage: the write of its inputs to their tier
+  Task taken_ = Schedule::none;       // task before the wait for the last inputs
+  Task enqueued_ = Schedule::none;    // the host's work before it enqueues what is computed next
+  std::vector<Task> reduced_;         // by unit: when the gradients of all ranks are added
+  std::vector<Task> gathered_;        // by unit: parameters updated by all ranks have arrived
+  std::vector<Gather> to_gather_;     // units updated at a step's end that are not gathered yet
+  bool norm_begun_ = false;           // whether the norm has begun in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;

@@ -366,9 +366,11 @@ class StepCore : public StepFlow<StepCore> {
   bool separate_device() const noexcept {
     return options_.device != nullptr && !options_.device->host_accessible();
   }
-  /// True if each rank has all parameters, so that updated shares are gathered in host-accessible
-  /// memory.
-  bool whole_params() const noexcept { return config_.zero.stage < 3 || separate_device(); }
+  /// True if each rank has all parameters. Those of separate devices are divided only if the
+  /// devices can gather them from each other.
+  bool whole_params() const noexcept {
+    return config_.zero.stage < 3 || (separate_device() && options_.device_group == nullptr);
+  }
   /// See Note [Where ranks meet].
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
   void see_losses(std::span<const double> losses);
@@ -494,7 +496,7 @@ class StepCore : public StepFlow<StepCore> {
   bool given_up_ = false;                 // the pass, with another rank that has refused its batch
   struct Gather {                         // other ranks' shares of a unit, being gathered
     std::uint32_t unit = 0;
-    std::unique_ptr<comm::Group::Begun> begun;
+    std::unique_ptr<comm::Group::Begun> begun;  // null if they have arrived
   };
   std::vector<Gather> gathers_;
   // For the previous step, whose update is pending:

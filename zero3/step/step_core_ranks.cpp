@@ -96,7 +96,7 @@ Result<void> StepCore::check_ranks() const {
   const auto& parameters = shape_.parameters;  // frozen parameters are not updated
   const bool frozen = std::any_of(parameters.begin(), parameters.end(),
                                   [](const ParameterSpec& each) { return !each.trainable; });
-  const bool whole = (options_.hooked && config_.zero.stage < 3) || separate_device();
+  const bool whole = (options_.hooked || separate_device()) && whole_params();
   if (whole && config_.zero.offload_param.device == Offload::Nvme && !frozen) {
     return unsupported("zero_optimization.offload_param.device nvme; cpu or none");
   }
@@ -114,7 +114,8 @@ Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
     if (residency_->lacks_shares(unit)) lacking.push_back(unit);
   }
   const std::size_t now = lacking.size();
-  const AccessOrder::Access* const next = prefetcher_->next_access();
+  const AccessOrder::Access* const next =
+      bus_.has_value() ? nullptr : prefetcher_->next_access();  // a device computes meanwhile
   bool ready = next != nullptr;
   for (const std::uint32_t unit : next != nullptr ? *next : AccessOrder::Access()) {
     const bool entered = std::find(units.begin(), units.end(), unit) != units.end();
@@ -142,12 +143,19 @@ Result<void> StepCore::gather_shares(const AccessOrder::Access& units) {
   return {};
 }
 
+/// Between devices the bytes have arrived when this returns; the model computes meanwhile.
 Result<void> StepCore::begin_gather(std::uint32_t unit) {
   std::vector<std::span<std::byte>> received = residency_->shares(unit);
   const std::vector<std::span<const std::byte>> sent(ranks(), received[state_->rank()]);
   received[state_->rank()] = {};
-  ARTESIAN_TRY(begun, options_.group->begin_all_to_all(
-                          sent, received, {"parameters of", layout().units[unit].name}));
+  const comm::What what{"parameters of", layout().units[unit].name};
+  if (bus_.has_value()) {
+    ARTESIAN_TRY_VOID(residency_->order_bus(unit));
+    ARTESIAN_TRY_VOID(bus_->all_to_all(sent, received, what));
+    gathers_.push_back({unit, nullptr});
+    return {};
+  }
+  ARTESIAN_TRY(begun, options_.group->begin_all_to_all(sent, received, what));
   gathers_.push_back({unit, std::move(begun)});
   return {};
 }
@@ -155,8 +163,8 @@ Result<void> StepCore::begin_gather(std::uint32_t unit) {
 /// Called by any rank at any time: nothing is begun here.
 Result<void> StepCore::settle_shares() {
   for (Gather& each : std::exchange(gathers_, {})) {
-    ARTESIAN_TRY_VOID(options_.group->end(std::move(each.begun)));
-    residency_->join_shares(each.unit);
+    if (each.begun != nullptr) ARTESIAN_TRY_VOID(options_.group->end(std::move(each.begun)));
+    ARTESIAN_TRY_VOID(residency_->join_shares(each.unit));
     ARTESIAN_TRY_VOID(prefetcher_->release(each.unit));
   }
   return {};

@@ -215,8 +215,13 @@ bool registered_as_one(const void* host, std::uint64_t bytes) {
 cudaError_t enqueue_copy(void* target, const void* source, std::size_t bytes, cudaMemcpyKind kind,
                          cudaStream_t stream) {
   const bool up = kind == cudaMemcpyHostToDevice;
-  if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidMemcpyDirection;
+  const bool within = kind == cudaMemcpyDeviceToDevice;
+  if (!up && !within && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidMemcpyDirection;
   if (bytes == 0) return cudaSuccess;
+  if (within) {
+    if (!on_device(target, bytes) || !on_device(source, bytes)) return cudaErrorInvalidValue;
+    return enqueue(stream, {[=] { std::memcpy(target, source, bytes); }, {}, {}});
+  }
   Ranges& all = runtime().allocations;
   const void* host = up ? source : target;
   const bool right = on_device(up ? target : source, bytes) && find(all, host, bytes) == all.end();

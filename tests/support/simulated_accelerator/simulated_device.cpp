@@ -96,6 +96,14 @@ Result<void> SimulatedDevice::copy_to_host(std::byte* target, const std::byte* s
                  [=] { std::memcpy(seen(target), seen(source), bytes); });
 }
 
+Result<void> SimulatedDevice::copy_within(Queue queue, std::byte* target, const std::byte* source,
+                                          std::uint64_t bytes) {
+  check_copy(target, source, bytes);
+  return enqueue(queue, "a copy within the tier",
+                 {range_at(target, bytes, true), range_at(source, bytes, false)},
+                 [=] { std::memcpy(seen(target), seen(source), bytes); });
+}
+
 Result<void> SimulatedDevice::zero(Queue queue, std::byte* target, std::uint64_t bytes) {
   return enqueue(queue, "zero", {range_at(target, bytes, true)},
                  [=] { std::memset(seen(target), 0, bytes); });

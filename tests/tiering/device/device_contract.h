@@ -99,6 +99,21 @@ TYPED_TEST_P(DeviceContract, BringsBytesThereAndBackAndCountsThem) {
   }
 }
 
+TYPED_TEST_P(DeviceContract, CopiesWithinItsMemoryInTheOrderOfAQueue) {
+  Device& device = *this->backend;
+  for (const Queue queue : {Queue::Compute, Queue::ToDevice}) {
+    for (const std::uint64_t bytes : {1u, 4096u, 100'001u}) {
+      const Bytes sent = random_bytes(bytes, bytes);
+      const std::byte* const first = this->put(sent);
+      std::byte* const second = this->lend(bytes);
+      std::byte* const third = this->lend(bytes);
+      ASSERT_TRUE(device.copy_within(queue, second, first, bytes).has_value());
+      ASSERT_TRUE(device.copy_within(queue, third, second, bytes).has_value());
+      EXPECT_EQ(this->get(third, bytes, queue), sent);
+    }
+  }
+}
+
 TYPED_TEST_P(DeviceContract, TheArenaIsAHardLimitAndIsGivenBack) {
   EXPECT_GE(this->pool->statistics().bytes_reserved, std::uint64_t{1} << 20);
   const auto more = this->pool->lease((1 << 20) + 4096);
@@ -293,6 +308,7 @@ TYPED_TEST_P(DeviceContract, AReaderHandsOutPartsInOrderThroughFewBuffers) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(DeviceContract, BringsBytesThereAndBackAndCountsThem,
+                            CopiesWithinItsMemoryInTheOrderOfAQueue,
                             TheArenaIsAHardLimitAndIsGivenBack, FencesOrderTheQueues,
                             AFenceHasPassedOnceTheHostHasWaitedForIt,
                             CopiesOfRegisteredMemoryAreTheSame, ZeroAndExpandAreExact,

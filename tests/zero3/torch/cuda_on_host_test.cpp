@@ -52,6 +52,10 @@ class ComputesOnHost final : public tiering::Device {
     bytes_to_host_ += bytes;
     return cuda_->copy_to_host(target, source, bytes);
   }
+  Result<void> copy_within(Queue queue, std::byte* target, const std::byte* source,
+                           std::uint64_t bytes) override {
+    return enqueued(queue, cuda_->copy_within(queue, target, source, bytes));
+  }
   Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override {
     return enqueued(queue, cuda_->zero(queue, target, bytes));
   }

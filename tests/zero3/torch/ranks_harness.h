@@ -117,14 +117,17 @@ class RanksHarness : public Equality {
   std::uint64_t least(std::uint64_t PlacementRequest::*budget, const RankCase& each,
                       const Config& config, std::uint64_t others) const {
     const Module& module = *modules_[static_cast<std::size_t>(each.head)];
-    PlacementRequest request{.parameters = &module.parameters(),
-                             .stages = &module.stages(),
-                             .config = &config,
-                             .compute_dtype = *config.artesian.compute_dtype,
-                             .device_bytes = others,
-                             .host_bytes = others,
-                             .ranks = each.ranks,
-                             .whole_params = each.stage < 3};
+    PlacementRequest request{
+        .parameters = &module.parameters(),
+        .stages = &module.stages(),
+        .config = &config,
+        .compute_dtype = *config.artesian.compute_dtype,
+        .separate_device = each.device.has_value(),
+        .device_bytes = others,
+        .host_bytes = others,
+        .ranks = each.ranks,
+        .device_group = each.joined,
+        .whole_params = each.stage < 3 || (each.device.has_value() && !each.joined)};
     std::uint64_t low = 0;
     std::uint64_t high = everything;
     while (high - low > 1) {

@@ -47,6 +47,25 @@ TEST_F(RanksOnDevices, WithDevicesOfTheirOwnHaveTheBitsOfTheCpu) {
   EXPECT_GT(updated_there_, 0);
 }
 
+/// Ranks that divide the parameters gather a unit's into whatever slot is free.
+TEST_F(RanksOnDevices, GatherParametersIntoSlotsThatOthersHaveLeft) {
+  for (int dtype = 0; dtype < 4; ++dtype) {
+    const Case each{.ranks = 2 + static_cast<std::uint32_t>(dtype) % 2,
+                    .optimizer = 1 + dtype % 2,
+                    .params = 1 + dtype / 2,
+                    .dtype = dtype,
+                    .accumulation = dtype % 2,
+                    .head = 1,
+                    .tight = true,
+                    .on_demand = dtype == 2,
+                    .device = static_cast<SeparateDevice::Order>(dtype % 3),
+                    .joined = true};
+    SCOPED_TRACE(testing::Message() << "dtype " << dtype);
+    expect_bits_of_one(each);
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// From device to device, too, the bytes between ranks are those planned.
 TEST_F(RanksOnDevices, BytesBetweenDevicesAreThosePlanned) {
   for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
@@ -71,26 +90,30 @@ TEST_F(RanksOnDevices, BytesBetweenDevicesAreThosePlanned) {
 }
 
 /// Rank 1's device fails after the ranks have met: rank 0's waits for its bytes up to the deadline,
-/// and then for nothing any more.
+/// and then for nothing any more. They are those of parameters where ranks divide them, else those
+/// of gradients.
 TEST_F(RanksOnDevices, ADeviceThatWaitsForARankThatIsGoneEndsAtTheDeadline) {
-  const Case each{.device = SeparateDevice::Order::Late, .joined = true};
-  LocalRanks ranks(2, {.deadline_seconds = 0.5});
-  std::vector<std::string> errors(2);
-  run_ranks(ranks, [&](comm::Group& group) {
-    auto made = make(each, &group, 2);
-    ASSERT_TRUE(made.has_value()) << made.error().to_string();
-    made->devices->fails = group.rank() == 1;
-    const auto batches = micro_batches(0, 2, group.rank(), 2);
-    auto loss = made->engine->forward(batches.front().batch());
-    ASSERT_TRUE(loss.has_value());
-    const auto trained = made->engine->backward();
-    ASSERT_FALSE(trained.has_value());
-    errors[group.rank()] = trained.error().to_string();
-    EXPECT_EQ(trained.error().code, ErrorCode::PeerLost);
-    EXPECT_EQ(made->devices->aborts, 1u);
-    EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
-  });
-  EXPECT_NE(errors[0].find("waiting for gradients of"), std::string::npos) << errors[0];
+  for (const int stage : {2, 3}) {
+    const Case each{.stage = stage, .device = SeparateDevice::Order::Late, .joined = true};
+    LocalRanks ranks(2, {.deadline_seconds = 0.5});
+    std::vector<std::string> errors(2);
+    run_ranks(ranks, [&](comm::Group& group) {
+      auto made = make(each, &group, 2);
+      ASSERT_TRUE(made.has_value()) << made.error().to_string();
+      made->devices->fails = group.rank() == 1;
+      const auto batches = micro_batches(0, 2, group.rank(), 2);
+      auto trained = made->engine->forward(batches.front().batch()).and_then([&](double) {
+        return made->engine->backward();
+      });
+      ASSERT_FALSE(trained.has_value());
+      errors[group.rank()] = trained.error().to_string();
+      EXPECT_EQ(trained.error().code, ErrorCode::PeerLost);
+      EXPECT_EQ(made->devices->aborts, 1u);
+      EXPECT_FALSE(made->engine->step().has_value());  // the run has ended
+    });
+    const char* const of = stage == 3 ? "waiting for parameters of" : "waiting for gradients of";
+    EXPECT_NE(errors[0].find(of), std::string::npos) << errors[0];
+  }
 }
 
 }  // namespace
