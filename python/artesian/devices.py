@@ -23,11 +23,14 @@ DEVICE = "ARTESIAN_DEVICE"  # used if the config has no artesian.device
 @functools.cache
 def trains_on(kind: str) -> bool:
     """True if engines can train on this type of device: CUDA if it is built in, and types for which
-    a package has a backend, registered by its entry point in the group artesian.device_backends."""
+    a package has a backend, registered by its entry point in the group artesian.device_backends: a
+    function that returns capsules of a MakeBackend and, optionally, a JoinDevices
+    (zero3/torch/compute_device.h)."""
     if kind == "cpu":
         return True
     for entry in importlib.metadata.entry_points(group="artesian.device_backends", name=kind):
-        _C.add_device_backend(kind, entry.load()())
+        made = entry.load()()
+        _C.add_device_backend(kind, *(made if isinstance(made, tuple) else (made,)))
     return _C.has_device_backend(kind)
 
 

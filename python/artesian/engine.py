@@ -182,6 +182,8 @@ class Engine(Members):
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         now_of(self, plan.parameters)
         self.resident = self._core.resident
+        # True if each rank has a part of the trained parameters
+        self.divides_parameters = self._core.divides_parameters
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)
         self.monitor = Trackers(expand_dotted(self.config) if self.ranks.first else {})
@@ -407,12 +409,6 @@ class Engine(Members):
     def skips_unreached(self) -> bool:
         """True if a step skips parameters without a gradient."""
         return self.manner is Manner.NATIVE
-
-    @property
-    def divides_parameters(self) -> bool:
-        """True if each rank has a part of the trained parameters."""
-        divides = self.ranks.group is not None and self._device.type == "cpu"
-        return divides and not self.resident and not self.evaluates
 
     @property
     def evaluates(self) -> bool:

@@ -238,9 +238,11 @@ def shares_for(parameters: dict[str, nn.Parameter], ranks: Ranks) -> list[torch.
 
 def values_after(engine: Engine, group: Any) -> list[torch.Tensor | Share]:
     """The values of an engine's parameters for the time after it: of those that the ranks divide
-    each rank's share. On NVMe if the engine has a folder there. All ranks must call it."""
+    each rank's share, on the CPU, where PyTorch can move a parameter there. On NVMe if the engine
+    has a folder there. All ranks must call it."""
     folder = engine.config_values.nvme_path
-    ranks = ranks_for_init(group) if engine.divides_parameters else None
+    moves = engine.device.type != torch._C._get_privateuse1_backend_name()
+    ranks = ranks_for_init(group) if engine.divides_parameters and moves else None
     result: list[torch.Tensor | Share] = []
     for parameter in engine._managed:
         whole = copy_of(engine, parameter, folder)

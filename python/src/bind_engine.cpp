@@ -286,7 +286,10 @@ void bind_state(py::class_<HookedEngine, Holder>& bound) {
       .def_property_readonly("bytes_nvme_read",
                              [](HookedEngine& engine) { return engine.core().bytes_nvme_read(); })
       .def_property_readonly("resident",
-                             [](HookedEngine& engine) { return engine.core().resident(); });
+                             [](HookedEngine& engine) { return engine.core().resident(); })
+      .def_property_readonly("divides_parameters", [](HookedEngine& engine) {
+        return engine.core().placement().params_cut;
+      });
 }
 
 /// Returns the checkpoint's tag.
@@ -332,17 +335,21 @@ py::dict load_checkpoint(HookedEngine& engine, const std::string& directory, con
   return values;
 }
 
-/// `make`: a capsule that contains a MakeBackend.
-void add_device_backend(const std::string& type, const py::capsule& make) {
+/// `make`, `join`: capsules that contain a MakeBackend, and a JoinDevices or nothing.
+void add_device_backend(const std::string& type, const py::capsule& make,
+                        const std::optional<py::capsule>& join) {
   const auto kind = c10::Device(type).type();
-  zero3::add_backend(kind, reinterpret_cast<zero3::MakeBackend>(make.get_pointer()));
+  zero3::add_backend(
+      kind, reinterpret_cast<zero3::MakeBackend>(make.get_pointer()),
+      join.has_value() ? reinterpret_cast<zero3::JoinDevices>(join->get_pointer()) : nullptr);
 }
 
 }  // namespace
 
 void bind_engine(py::module_& module) {
   using zero3::UnitUses;
-  module.def("add_device_backend", &add_device_backend, py::arg("type"), py::arg("make"));
+  module.def("add_device_backend", &add_device_backend, py::arg("type"), py::arg("make"),
+             py::arg("join") = std::nullopt);
   module.def("has_device_backend",
              [](const std::string& type) { return zero3::has_backend(c10::Device(type).type()); });
   py::class_<HookedEngine, Holder> bound(module, "Engine");

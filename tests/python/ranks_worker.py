@@ -3,6 +3,7 @@ says what came of it. As a program, started by torchrun: `ranks_worker.py CASES 
 files; rank 0 writes the second."""
 
 import json
+import os
 import pathlib
 import sys
 
@@ -163,7 +164,9 @@ def main(cases, results):
     folder = pathlib.Path(results).parent
     found = [run(case, rank, ranks, folder) for case in json.loads(pathlib.Path(cases).read_text())]
     if "_simulated" in sys.modules:  # where the accelerator is
-        assert sys.modules["_simulated"].races() == []
+        native = sys.modules["_simulated"]
+        assert native.races() == []
+        assert bool(native.operations_between_devices()) == ("SIMULATED_JOINED" in os.environ)
     if rank == 0:
         pathlib.Path(results).write_text(json.dumps(found))
 

@@ -1,6 +1,7 @@
 // ExchangeBuffers: the memory through which gradients are sent to the ranks that own their shares
-// (Note [Shares] in layout.h): the host's, or that of each rank's device. A unit's gradient is sent
-// one slice of every share at a time, so the memory does not grow with the unit.
+// (Note [Shares] in layout.h): the host's, or that of each rank's device, or both, if the host
+// holds gradients that pass from device to device. A unit's gradient is sent one slice of every
+// share at a time, so the memory does not grow with the unit.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct ExchangeBuffers {
   std::vector<std::uint64_t> held_at{};
 
   std::uint64_t slice_bytes() const noexcept {
-    return header + (on_device ? 0 : slice * element_size);
+    const bool through_host = !on_device || !held_at.empty();
+    return header + (through_host ? slice * element_size : 0);
   }
   /// Bytes of host memory for one direction: sent or received.
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }

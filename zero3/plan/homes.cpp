@@ -56,13 +56,9 @@ bool sends_once(const PlacementRequest& request) noexcept {
          (request.hooked || config.accumulation_steps > 1);
 }
 
-/// Not gradients that the host holds until they are sent, and only as they are added.
+/// True if bytes pass between the ranks' devices.
 bool exchanges_on_device(const PlacementRequest& request) noexcept {
-  const Config& config = *request.config;
-  const bool narrowed = config.param_dtype == DType::Float32 &&
-                        config.communication_dtype.value_or(DType::Float32) != DType::Float32;
-  const bool joined = request.device_group && request.separate_device && request.ranks > 1;
-  return joined && !request.hooked && !sends_once(request) && !narrowed;
+  return request.device_group && request.separate_device && request.ranks > 1;
 }
 
 }  // namespace
@@ -72,7 +68,9 @@ bool host_updates_all(const PlacementRequest& request) noexcept {
   const bool unknown_there = config.optimizer.type == OptimizerType::Lamb ||
                              config.optimizer.type == OptimizerType::Muon ||
                              config.artesian.moments != DType::Float32;
-  const bool through_host = request.ranks > 1 && !exchanges_on_device(request);
+  // What the host sums and sends once a step is added there, too.
+  const bool through_host =
+      request.ranks > 1 && (!exchanges_on_device(request) || sends_once(request));
   return request.separate_device && (through_host || unknown_there);
 }
 
@@ -90,7 +88,7 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
   plan.measures = config.optimizer.type == OptimizerType::Lamb;
   ARTESIAN_CHECK(plan.moments.count() != 0);  // a record is never empty
   plan.ranks = request.ranks;
-  plan.device_group = request.device_group && request.separate_device && request.ranks > 1;
+  plan.device_group = exchanges_on_device(request);
   PersistenceLimits limits{stage < 3 ? 0 : config.zero.param_persistence_threshold,
                            std::min(persistent_max, config.zero.model_persistence_threshold)};
   if (request.resident) {

@@ -316,6 +316,10 @@ class Rehearsal : public StepFlow<Rehearsal> {
       event.numel = event.set;
       event.added = event.set * placement_.ranks;
       event.moved.grad.bus = placement_.exchange.bytes_of(layout_.units[unit]);
+      if (placement_.exchange.on_device) {  // there and, for the host to add them, back
+        event.moved.grad.to_device = event.moved.grad.to_host =
+            layout_.units[unit].image * placement_.exchange.element_size;
+      }
       enter_buffer(unit, {parameters.begin(), parameters.end()}, event.moved.grad);
       leave_buffer(unit, event.moved.grad);
       for (const auto parameter : parameters) additions_.added(parameter);

@@ -159,8 +159,13 @@ class StepClock {
     const Moved& moved = event.moved.grad;
     if (event.kind == Kind::Norm && !norm_begun_) begin_norm();
     if (event.kind == Kind::Gradients) sum_on_device(event);
+    Task sent = computed;  // from the host, if it holds them
+    if (event.kind == Kind::Gradients && moved.to_device != 0) {
+      sent = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, &Rates::to_device),
+                 {computed, worked});
+    }
     const Task reduced =
-        add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {computed});
+        add(event.kind, Resource::Bus, seconds_for(moved.bus, &Rates::bus), {sent});
     if (!separate_) computed = reduced;
     reduced_[event.unit] = join({reduced_[event.unit], reduced});
     if (event.kind == Kind::Rows) computed = reduced;  // nothing is left to wait for

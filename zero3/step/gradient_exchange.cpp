@@ -111,23 +111,24 @@ struct GradientExchange::Copy {
   std::uint64_t count = 0;
 };
 
-/// Where elements for a rank are packed: in device memory if they stay there.
-std::byte* GradientExchange::data_to(std::uint32_t rank) const noexcept {
-  if (bus_ == nullptr) return outgoing(rank).data() + plan_.exchange.header;
+/// Device memory with elements for a rank.
+std::byte* GradientExchange::there(std::uint32_t rank) const noexcept {
   return on_device_.data() + rank * plan_.exchange.slice * plan_.exchange.element_size;
 }
 
-/// Returns the copies for elements [first, first + count) of every share.
+/// Returns the copies for elements [first, first + count) of every share. `to`: where those for the
+/// first rank go; `slice_bytes`: from there to those for the next.
 std::vector<GradientExchange::Copy> GradientExchange::copies_of(const Unit& unit,
                                                                 const GradientsOfUnit& own,
                                                                 std::uint64_t first,
-                                                                std::uint64_t count) const {
+                                                                std::uint64_t count, std::byte* to,
+                                                                std::uint64_t slice_bytes) const {
   const std::uint64_t size = plan_.exchange.element_size;
   const std::uint64_t source_size = dtype_size(own.source.dtype);
   std::vector<Copy> copies;
   for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
     const std::uint64_t image_first = rank * unit.share + first;
-    std::byte* const target = data_to(rank);
+    std::byte* const target = to + rank * slice_bytes;
     for (const ParameterGradient& gradient : own.gradients) {
       const ParameterPlace& place = plan_.layout.places[gradient.parameter];
       const std::uint64_t begin = std::max(place.first, image_first);
@@ -146,7 +147,9 @@ Result<void> GradientExchange::fill(const Unit& unit, const GradientsOfUnit& own
                                     std::uint64_t first, std::uint64_t count) const {
   const std::uint64_t size = plan_.exchange.element_size;
   const std::uint64_t source_size = dtype_size(own.source.dtype);
-  const std::vector<Copy> whole = copies_of(unit, own, first, count);
+  const std::vector<Copy> whole =
+      copies_of(unit, own, first, count, outgoing(0).data() + plan_.exchange.header,
+                plan_.exchange.slice_bytes());
   const auto copy_to = [&](std::byte* to, const std::byte* from, std::uint64_t elements) {
     const DType sent = plan_.exchange.sent_dtype;
     if (own.source.dtype == sent) {
@@ -227,41 +230,59 @@ Result<std::vector<std::vector<bool>>> GradientExchange::meet(std::uint32_t unit
 Result<void> GradientExchange::pack(const Unit& unit, const GradientsOfUnit& own,
                                     std::uint64_t first, std::uint64_t count) const {
   std::vector<kernels::GradientPiece> pieces;
-  for (const Copy& copy : copies_of(unit, own, first, count)) {
+  const std::uint64_t slice_bytes = plan_.exchange.slice * plan_.exchange.element_size;
+  for (const Copy& copy : copies_of(unit, own, first, count, there(0), slice_bytes)) {
     pieces.push_back(
         {.acc = copy.to, .grad = copy.from, .count = copy.count, .how = kernels::Accumulate::Set});
   }
   if (pieces.empty()) return {};
-  return bus_->device().accumulate_gradients(
-      tiering::Queue::Bus, pieces,
-      {.acc = plan_.param_dtype, .grad = own.source.dtype, .rounded = plan_.param_dtype});
+  return bus_->device().accumulate_gradients(tiering::Queue::Bus, pieces,
+                                             {.acc = plan_.exchange.sent_dtype,
+                                              .grad = own.source.dtype,
+                                              .rounded = plan_.exchange.sent_dtype});
+}
+
+/// The same of gradients in host memory. The host's buffer is free again once Bus has passed.
+Result<void> GradientExchange::fill_there(const Unit& unit, const GradientsOfUnit& own,
+                                          std::uint64_t first, std::uint64_t count) const {
+  tiering::Device& device = bus_->device();
+  ARTESIAN_TRY_VOID(fill(unit, own, first, count));
+  ARTESIAN_TRY(added, device.record(tiering::Queue::Bus));  // this rank's part of the last slice
+  ARTESIAN_TRY_VOID(device.wait(tiering::Queue::ToDevice, added));
+  for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
+    ARTESIAN_TRY_VOID(device.copy_to_device(there(rank),
+                                            outgoing(rank).data() + plan_.exchange.header,
+                                            count * plan_.exchange.element_size));
+  }
+  ARTESIAN_TRY(copied, device.record(tiering::Queue::ToDevice));
+  return device.wait(tiering::Queue::Bus, copied);
 }
 
 /// The gradients may be released when this returns, as Bus waits for what it has enqueued.
 Result<void> GradientExchange::run_on_device(std::uint32_t unit, const GradientsOfUnit& own,
                                              const Sink& sink) {
   const Unit& described = plan_.layout.units[unit];
-  ARTESIAN_CHECK(own.source.on_device, unit);
   ARTESIAN_TRY(present, meet(unit, present_in(unit, own)));
   ARTESIAN_TRY_VOID(bus_->device().wait(tiering::Queue::Bus, own.source.written));
   const std::uint64_t way = plan_.exchange.device_way_bytes();
   for (std::uint64_t first = 0; first < described.share; first += plan_.exchange.slice) {
     const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
     const auto bytes = static_cast<std::size_t>(count * plan_.exchange.element_size);
-    ARTESIAN_TRY_VOID(pack(described, own, first, count));
+    ARTESIAN_TRY_VOID(own.source.on_device ? pack(described, own, first, count)
+                                           : fill_there(described, own, first, count));
     std::vector<std::span<const std::byte>> sent;
     std::vector<std::span<std::byte>> received;
     for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
       const bool ours = rank == group_.rank();
-      sent.emplace_back(data_to(rank), bytes);
-      received.emplace_back(data_to(rank) + way, ours ? 0 : bytes);
+      sent.emplace_back(there(rank), bytes);
+      received.emplace_back(there(rank) + way, ours ? 0 : bytes);
     }
     ARTESIAN_TRY_VOID(bus_->all_to_all(sent, received, {"gradients of", described.name}));
     for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {
       const std::byte* const data =
           rank == group_.rank() ? sent[rank].data() : received[rank].data();
       const GradientSource source{
-          .dtype = plan_.param_dtype, .on_device = true, .queue = tiering::Queue::Bus};
+          .dtype = plan_.exchange.sent_dtype, .on_device = true, .queue = tiering::Queue::Bus};
       ARTESIAN_TRY_VOID(sink({rank, present[rank], first, count, data, source}));
     }
   }

@@ -7,7 +7,8 @@
 // use has no gradient there, and nothing is added for it. Every rank learns this about all ranks.
 //
 // Where devices reach each other, gradients pass from one to the other, in slices packed in the
-// queue Bus. The lists of parameters pass through host memory first: there ranks meet.
+// queue Bus, or by the host, where it holds them. The lists of parameters pass through host memory
+// first: there ranks meet.
 #pragma once
 
 #include <cstdint>
@@ -120,13 +121,15 @@ class GradientExchange {
   std::span<std::byte> incoming(std::uint32_t rank) const noexcept;
   struct Copy;
   std::vector<Copy> copies_of(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
-                              std::uint64_t count) const;
+                              std::uint64_t count, std::byte* to, std::uint64_t slice_bytes) const;
   std::vector<bool> present_in(std::uint32_t unit, const GradientsOfUnit& own) const;
   Result<void> run_on_device(std::uint32_t unit, const GradientsOfUnit& own, const Sink& sink);
   Result<std::vector<std::vector<bool>>> meet(std::uint32_t unit, const std::vector<bool>& mine);
   Result<void> pack(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
                     std::uint64_t count) const;
-  std::byte* data_to(std::uint32_t rank) const noexcept;
+  Result<void> fill_there(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
+                          std::uint64_t count) const;
+  std::byte* there(std::uint32_t rank) const noexcept;
   Result<void> fill(const Unit& unit, const GradientsOfUnit& own, std::uint64_t first,
                     std::uint64_t count) const;
   void write_header(std::uint32_t unit, const std::vector<bool>& present,

@@ -99,7 +99,8 @@ Result<void> Gradients::read_range(
   };
   if (on_device(place.unit)) {
     const std::byte* memory = state_.store().memory(state_.grad(place.unit));
-    const tiering::DeviceReader::Part part{memory + (place.first + range.first) * element_size(),
+    const std::uint64_t in_share = place.first + range.first - state_.share_begin(place.unit);
+    const tiering::DeviceReader::Part part{memory + in_share * element_size(),
                                            (range.end - range.first) * element_size()};
     ARTESIAN_TRY(added, state_.device().record(tiering::Queue::Compute));
     return state_.reader().read(

@@ -42,7 +42,10 @@ Result<void> Gradients::accumulate_there(std::uint32_t unit, const std::vector<P
                     .how = piece.fresh ? kernels::Accumulate::Set : kernels::Accumulate::Add});
   }
   return state_.device().accumulate_gradients(
-      queue, list, {.acc = plan.grad_dtype, .grad = dtype, .rounded = plan.param_dtype});
+      queue, list,
+      {.acc = plan.grad_dtype,
+       .grad = dtype,
+       .rounded = dtype == DType::Float32 ? plan.param_dtype : dtype});
 }
 
 /// The host source must stay valid until this returns; it waits for its copies.

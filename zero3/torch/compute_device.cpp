@@ -89,7 +89,11 @@ struct Backends {
     return backends;
   }
   std::mutex mutex;
-  std::map<c10::DeviceType, MakeBackend> by_type;
+  struct Backend {
+    MakeBackend make = nullptr;
+    JoinDevices join = nullptr;
+  };
+  std::map<c10::DeviceType, Backend> by_type;
 };
 
 }  // namespace
@@ -161,19 +165,17 @@ Result<std::uint64_t> free_device_memory(int index) {
   return tiering::CudaDevice::free_memory(index);
 }
 
-Result<void> join_devices(ComputeDevice& device, comm::Group& group) {
+namespace {
+
+Result<std::unique_ptr<comm::DeviceGroup>> join_gpus(ComputeDevice& device, comm::Group& group) {
   comm::NcclDevice own;
   if (auto* const cuda = dynamic_cast<tiering::CudaDevice*>(device.backend); cuda != nullptr) {
     std::string machine;  // the ranks of one machine may be in several containers
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
     own = {.name = machine + " " + cuda->address(), .stream = cuda->bus()};
   }
-  ARTESIAN_TRY(joined, comm::connect_nccl(group, own, comm::loaded_nccl()));
-  device.group = std::move(joined);
-  return {};
+  return comm::connect_nccl(group, own, comm::loaded_nccl());
 }
-
-namespace {
 
 Result<std::unique_ptr<tiering::Device>> make_cuda_backend(c10::Device device,
                                                            c10::Stream compute) {
@@ -224,6 +226,10 @@ MakeBackend built_in_backend(c10::DeviceType) {
   return nullptr;
 }
 
+Result<std::unique_ptr<comm::DeviceGroup>> join_gpus(ComputeDevice&, comm::Group& group) {
+  return comm::connect_nccl(group, {}, built_without());
+}
+
 }  // namespace
 
 Result<void> check_device(const std::string& name) {
@@ -233,12 +239,6 @@ Result<void> check_device(const std::string& name) {
 
 Result<std::uint64_t> free_device_memory(int) {
   return built_without();
-}
-
-Result<void> join_devices(ComputeDevice&, comm::Group& group) {
-  ARTESIAN_TRY(none, comm::connect_nccl(group, {}, built_without()));
-  ARTESIAN_CHECK(none == nullptr);
-  return {};
 }
 
 Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) {
@@ -255,7 +255,15 @@ MakeBackend backend_of(c10::DeviceType type) {
   Backends& backends = Backends::instance();
   const std::lock_guard lock(backends.mutex);
   const auto found = backends.by_type.find(type);
-  return found != backends.by_type.end() ? found->second : built_in_backend(type);
+  return found != backends.by_type.end() ? found->second.make : built_in_backend(type);
+}
+
+/// Null for types that bring none.
+JoinDevices join_of(c10::DeviceType type) {
+  Backends& backends = Backends::instance();
+  const std::lock_guard lock(backends.mutex);
+  const auto found = backends.by_type.find(type);
+  return found != backends.by_type.end() ? found->second.join : nullptr;
 }
 
 /// A device that LibTorch supports, with its index.
@@ -284,10 +292,22 @@ Result<c10::Device> existing_device(const std::string& name) {
 
 }  // namespace
 
-void add_backend(c10::DeviceType type, MakeBackend make) {
+void add_backend(c10::DeviceType type, MakeBackend make, JoinDevices join) {
   Backends& backends = Backends::instance();
   const std::lock_guard lock(backends.mutex);
-  backends.by_type[type] = make;
+  backends.by_type[type] = {make, join};
+}
+
+Result<void> join_devices(ComputeDevice& device, comm::Group& group) {
+  const JoinDevices join = join_of(device.torch.type());
+  const std::string own = join != nullptr ? c10::DeviceTypeName(device.torch.type()) : "";
+  ARTESIAN_TRY(types, group.exchange_texts(own, {"types of the ranks' devices"}));
+  const bool all =
+      std::all_of(types.begin(), types.end(), [&](const std::string& type) { return type == own; });
+  ARTESIAN_TRY(joined,
+               all && join != nullptr ? join(*device.backend, group) : join_gpus(device, group));
+  device.group = std::move(joined);
+  return {};
 }
 
 bool has_backend(c10::DeviceType type) {

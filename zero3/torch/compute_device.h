@@ -38,8 +38,9 @@ struct ComputeDevice {
   std::unique_ptr<comm::DeviceGroup> group{};  // between the ranks' devices: join_devices()
 };
 
-/// Connects the ranks' GPUs by NCCL if all ranks can, else leaves `device.group` null:
-/// comm::connect_nccl. All ranks must call it. Errors: the group's.
+/// Connects the ranks' devices if all ranks can, else leaves `device.group` null: GPUs by NCCL
+/// (comm::connect_nccl), devices of another type by what their backend has for it. All ranks must
+/// call it. Errors: the group's.
 Result<void> join_devices(ComputeDevice& device, comm::Group& group);
 
 /// Index of "cuda" (0) and "cuda:i"; nothing for "cpu". Errors: Invalid, for any other word.
@@ -61,9 +62,13 @@ Result<ComputeDevice> open_compute_device(const std::string& name,
 /// Makes the device tier's backend for a LibTorch device; the stream becomes its queue Compute.
 using MakeBackend = Result<std::unique_ptr<tiering::Device>> (*)(c10::Device device,
                                                                  c10::Stream compute);
-/// Makes open_accelerator() use this backend for devices of that type. CUDA's is registered at the
-/// start if it is built in.
-void add_backend(c10::DeviceType type, MakeBackend make);
+/// Connects the ranks' devices of one type; returns null on all ranks if one of them cannot. All
+/// must outlive the result. Errors: the group's.
+using JoinDevices = Result<std::unique_ptr<comm::DeviceGroup>> (*)(tiering::Device& own,
+                                                                   comm::Group& group);
+/// Makes open_accelerator() use this backend for devices of that type, and join_devices() that
+/// function, unless it is null. CUDA's are registered at the start if they are built in.
+void add_backend(c10::DeviceType type, MakeBackend make, JoinDevices join = nullptr);
 bool has_backend(c10::DeviceType type);
 
 /// Opens "cpu", or an accelerator by LibTorch's name, such as "cuda:0", which LibTorch must have

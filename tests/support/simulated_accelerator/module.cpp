@@ -5,6 +5,7 @@
 
 #include "tests/support/simulated_accelerator/accelerator.h"
 #include "tests/support/simulated_accelerator/simulated_device.h"
+#include "tests/support/simulated_accelerator/simulated_group.h"
 #include "tests/support/wait_sites.h"
 
 namespace artesian::test_support {
@@ -17,6 +18,14 @@ Result<std::unique_ptr<tiering::Device>> make_backend(c10::Device device, c10::S
   const std::size_t compute = queue_of(stream.id(), stream.device_index());
   return std::unique_ptr<tiering::Device>(
       std::make_unique<SimulatedDevice>(device.index(), compute));
+}
+
+/// The devices of several processes reach each other if SIMULATED_JOINED is set.
+Result<std::unique_ptr<comm::DeviceGroup>> join_devices(tiering::Device& device,
+                                                        comm::Group& group) {
+  if (std::getenv("SIMULATED_JOINED") == nullptr) return std::unique_ptr<comm::DeviceGroup>();
+  return std::unique_ptr<comm::DeviceGroup>(
+      std::make_unique<SimulatedGroup>(static_cast<SimulatedDevice&>(device), group));
 }
 
 py::dict counts() {
@@ -60,11 +69,17 @@ PYBIND11_MODULE(_simulated, m) {
   m.def("default_generator",
         [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("foreign_memory", &foreign_memory);
+  m.def("operations_between_devices", [] { return SimulatedGroup::operations; });
   m.def("wait_sites", [] { return WaitSites::instance().reached(); });
   m.def("forget_wait_sites", [] { WaitSites::instance().forget(); });
   m.def("drop_waits",
         [](std::set<std::string> sites) { WaitSites::instance().drop(std::move(sites)); });
-  m.def("backend", [] { return py::capsule(reinterpret_cast<void*>(&make_backend), "artesian"); });
+  m.def("backend", [] {
+    const auto capsule = [](auto* function) {
+      return py::capsule(reinterpret_cast<void*>(function), "artesian");
+    };
+    return py::make_tuple(capsule(&make_backend), capsule(&join_devices));
+  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tests/support/simulated_accelerator/simulated_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/units.h"
@@ -8,6 +9,9 @@
 
 namespace artesian::test_support {
 namespace {
+
+constexpr std::array own_queues{tiering::Queue::ToDevice, tiering::Queue::ToHost,
+                                tiering::Queue::Bus};  // Compute is PyTorch's
 
 /// Queues of destroyed devices, which later ones reuse: PyTorch's streams cannot be removed.
 std::vector<std::size_t>& spare_queues() {
@@ -33,7 +37,7 @@ bool drops(const char* call, const void* caller) {
 
 SimulatedDevice::SimulatedDevice(c10::DeviceIndex index, std::size_t compute) : index_(index) {
   queues_[static_cast<std::size_t>(Queue::Compute)] = compute;
-  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+  for (const Queue queue : own_queues) {
     auto& own = queues_[static_cast<std::size_t>(queue)];
     if (spare_queues().empty()) {
       own = queues().add_queue();
@@ -46,7 +50,7 @@ SimulatedDevice::SimulatedDevice(c10::DeviceIndex index, std::size_t compute) : 
 
 SimulatedDevice::~SimulatedDevice() {
   ARTESIAN_CHECK(!has_arena_, name());  // else the arena was not released
-  for (const Queue queue : {Queue::ToDevice, Queue::ToHost}) {
+  for (const Queue queue : own_queues) {
     queues().finish(queues().record(number(queue)));
     spare_queues().push_back(number(queue));
   }

@@ -43,6 +43,14 @@ class SimulatedDevice final : public tiering::Device {
                            double* leaf_sums) override;
   Result<void> update_steps(Queue queue, std::span<const kernels::AdamPiece> pieces,
                             const kernels::UpdateStep& step) override;
+  /// For a double of a comm::DeviceGroup: work in the queue Bus; and where work finds memory.
+  Result<void> enqueue_on_bus(std::vector<Range> ranges, LateQueues::Work work) {
+    return enqueue(Queue::Bus, "a copy between devices", std::move(ranges), std::move(work));
+  }
+  template <typename T>
+  static T* for_kernels(T* at) {
+    return accelerator().memory.for_kernels(at);
+  }
   Result<DeviceFence> record(Queue queue) override;
   Result<void> wait(Queue queue, DeviceFence fence) override;
   bool ready(DeviceFence fence) noexcept override;

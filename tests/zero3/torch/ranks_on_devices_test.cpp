@@ -66,17 +66,39 @@ TEST_F(RanksOnDevices, GatherParametersIntoSlotsThatOthersHaveLeft) {
   }
 }
 
+/// Gradients that are sent once a step, as the host has held them, or in a narrower type, pass from
+/// device to device with the bits that they have through host memory.
+TEST_F(RanksOnDevices, SendHeldAndNarrowedGradientsFromDeviceToDevice) {
+  for (int choice = 0; choice < 6; ++choice) {
+    const bool fast = choice % 3 != 2;
+    const Case on_host{.ranks = 2 + static_cast<std::uint32_t>(choice) % 2,
+                       .optimizer = choice % 3,
+                       .params = choice / 2,
+                       .dtype = choice % 3 == 1 ? 1 : 0,
+                       .accumulation = fast ? 1 : choice / 3,
+                       .head = choice / 3,
+                       .fast = fast,
+                       .sent = choice % 3 == 1 ? std::nullopt : std::optional(DType::BFloat16)};
+    Case there = on_host;
+    there.device = static_cast<SeparateDevice::Order>(choice % 3);
+    there.joined = true;
+    SCOPED_TRACE(testing::Message() << "choice " << choice);
+    expect_same(run_all(there), run_all(on_host));
+  }
+}
+
 /// From device to device, too, the bytes between ranks are those planned.
 TEST_F(RanksOnDevices, BytesBetweenDevicesAreThosePlanned) {
   for (std::uint32_t ranks = 2; ranks <= 3; ++ranks) {
-    for (int params = 0; params < 2; ++params) {
+    for (int params = 0; params < 3; ++params) {
       const Case each{.ranks = ranks,
                       .optimizer = static_cast<int>(ranks) - 1,
                       .params = params,
-                      .dtype = params,
+                      .dtype = params % 2,
                       .accumulation = params,
                       .head = 1,
                       .schedule = 0,
+                      .fast = params == 2,
                       .device = SeparateDevice::Order::Late,
                       .joined = true};
       SCOPED_TRACE(testing::Message() << ranks << " ranks, params " << params);
