@@ -246,7 +246,7 @@ def values_after(engine: Engine, group: Any) -> list[torch.Tensor | Share]:
     result: list[torch.Tensor | Share] = []
     for parameter in engine._managed:
         whole = copy_of(engine, parameter, folder)
-        if ranks is None or not parameter.requires_grad:
+        if ranks is None:
             result.append(whole)
             continue
         part = pieces(whole, ranks)[ranks.rank]

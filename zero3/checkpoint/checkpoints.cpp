@@ -43,7 +43,7 @@ bool fit(const std::vector<BufferToSave>& buffers, const std::vector<SavedBuffer
 Checkpoints::Checkpoints(const CheckpointSources& from)
     : from_(from),
       trained_(trained_units(from.placement, rank())),
-      frozen_(frozen_units(from.placement, rank())) {}
+      frozen_(frozen_units(from.placement)) {}
 
 Checkpoints::~Checkpoints() {
   const auto closed = close();
@@ -58,7 +58,7 @@ Result<void> Checkpoints::open(const CheckpointPlace& place) {
   ARTESIAN_CHECK(saver_ == nullptr);
   ARTESIAN_TRY(trained, make_checkpoint_layout(from_.parameters, trained_.images, {}, rank()));
   trained_layout_ = std::make_shared<const CheckpointLayout>(std::move(trained));
-  // Every rank has all frozen parameters, so rank 0 saves them.
+  // Rank 0 saves them all.
   if (!frozen_.images.empty() && rank() == 0) {
     ARTESIAN_TRY(frozen, make_checkpoint_layout(from_.parameters, frozen_.images, {}, ranks()));
     frozen_layout_ = std::make_shared<const CheckpointLayout>(std::move(frozen));
@@ -324,9 +324,10 @@ void Checkpoints::commit(std::optional<SavedTrainer> trainer) {
   ARTESIAN_CHECK(!copying());
   if (from_.group != nullptr) {
     if (!std::exchange(joined_, false)) return;  // finish() returns what prevented the save
+    const auto collected = collect_frozen();
     if (save_state_ != SaveState::None) end_copying();
     if (trainer.has_value()) manifest_.trainer = std::move(trainer);
-    of_ranks_ = commit_of_ranks();
+    of_ranks_ = collected.has_value() ? commit_of_ranks() : collected.error();
     return;
   }
   if (save_state_ == SaveState::None) return;

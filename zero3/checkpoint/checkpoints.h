@@ -13,12 +13,13 @@
 // CheckpointPlace::stall_seconds if none does.
 //
 // Note [By several ranks]: each rank writes the file of its own shares, and only rank 0 opens the
-// folder. Rank 0 begins the checkpoint, and the others join it. At commit() each rank makes its
-// file durable and reports that; rank 0 publishes only when all files are durable, so that a
-// checkpoint with a name is complete. If the save fails on one rank, it fails on all, and the
-// training continues. All ranks make the same calls, and commit() returns when the checkpoint is
-// durable or has failed. Only rank 0 knows whether a late save blocks the next one, but under_way()
-// must be the same on all ranks; so the begin of the next save fails instead, on all ranks.
+// folder. Shares of frozen units are sent to rank 0, which writes all of them, mostly once a run.
+// Rank 0 begins the checkpoint, and the others join it. At commit() each rank makes its file
+// durable and reports that; rank 0 publishes only when all files are durable, so that a checkpoint
+// with a name is complete. If the save fails on one rank, it fails on all, and the training
+// continues. All ranks make the same calls, and commit() returns when the checkpoint is durable or
+// has failed. Only rank 0 knows whether a late save blocks the next one, but under_way() must be
+// the same on all ranks; so the begin of the next save fails instead, on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -192,6 +193,10 @@ class Checkpoints {
   // In checkpoints_of_ranks.cpp: collective functions for several ranks.
   Result<void> open_of_ranks(Result<void> own);
   Result<void> begin_of_ranks(Result<void> own, const std::string& tag, std::uint64_t step);
+  Result<void> collect_frozen();
+  Result<void> send_frozen(std::uint32_t unit);
+  Result<void> pass_frozen(std::uint32_t unit, std::uint32_t owner, std::uint64_t index,
+                           std::span<const std::byte> mine);
   Result<SavedCheckpoint> commit_of_ranks();
   Result<SavedCheckpoint> publish_of_ranks();
   Result<void> add_records(const std::string& mine);

@@ -1,6 +1,7 @@
 // The part of Checkpoints that several ranks execute together: Note [By several ranks].
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
@@ -157,6 +158,76 @@ Result<SavedCheckpoint> Checkpoints::publish_of_ranks() {
                          .step = number_of(lines[1]),
                          .bytes_written = number_of(lines[2]),
                          .files = {}};
+}
+
+/// Brings rank 0 the other ranks' shares of what is frozen, unless the file is linked or left out.
+/// A rank whose part has failed, or which cannot read its shares, still sends something. Errors:
+/// the group's.
+Result<void> Checkpoints::collect_frozen() {
+  const std::vector<Unit>& units = from_.placement.layout.units;
+  const auto divided = [&](std::uint32_t unit) { return units[unit].is_cut(); };
+  if (std::none_of(frozen_.units.begin(), frozen_.units.end(), divided)) return {};
+  std::uint8_t wanted = frozen_copy_.has_value() && !frozen_copy_->failed() ? 1 : 0;
+  ARTESIAN_TRY_VOID(from_.group->broadcast(std::as_writable_bytes(std::span(&wanted, 1)), 0,
+                                           {"whether to save what is frozen"}));
+  if (wanted == 0) return {};
+  for (const std::uint32_t unit : frozen_.units) {
+    if (!divided(unit)) continue;
+    for (std::uint32_t owner = 1; owner < ranks(); ++owner) {
+      if (owner == rank()) {
+        ARTESIAN_TRY_VOID(send_frozen(unit));
+        continue;
+      }
+      for (std::uint64_t index = 0; index < from_.placement.sub_group_count(unit); ++index) {
+        ARTESIAN_TRY_VOID(pass_frozen(unit, owner, index, {}));
+      }
+    }
+  }
+  return {};
+}
+
+/// Sends this rank's share of a frozen unit.
+Result<void> Checkpoints::send_frozen(std::uint32_t unit) {
+  const std::uint64_t size = dtype_size(from_.placement.param_dtype);
+  std::uint64_t sent = 0;
+  Result<void> passed;
+  const auto send = [&](std::span<const std::byte> bytes) {
+    if (passed.has_value()) passed = pass_frozen(unit, rank(), sent++, bytes);
+  };
+  if (!own_failure_.has_value()) {
+    auto read = from_.optimizer.read_units(
+        {unit}, [](std::uint32_t, std::uint64_t) { return true; },
+        [&](const SubGroup& group) {
+          send({group.param, group.count * size});
+        });
+    if (!read.has_value()) own_failure_ = std::move(read).error();
+  }
+  while (passed.has_value() && sent < from_.placement.sub_group_count(unit)) {
+    const std::vector<std::byte> nothing(from_.placement.sub_group_numel(unit, sent) * size);
+    send(nothing);
+  }
+  return passed;
+}
+
+/// Sends a sub-group of the owner's share to rank 0, which copies it; other ranks only take part.
+Result<void> Checkpoints::pass_frozen(std::uint32_t unit, std::uint32_t owner, std::uint64_t index,
+                                      std::span<const std::byte> mine) {
+  const Placement& plan = from_.placement;
+  const std::uint64_t count = plan.sub_group_numel(unit, index);
+  std::vector<std::byte> arrived(rank() == 0 ? count * dtype_size(plan.param_dtype) : 0);
+  std::vector<std::span<const std::byte>> sent(ranks());
+  std::vector<std::span<std::byte>> received(ranks());
+  sent[0] = mine;
+  if (rank() == 0) received[owner] = arrived;
+  ARTESIAN_TRY_VOID(from_.group->all_to_all(
+      sent, received, {"the frozen parameters of", plan.layout.units[unit].name}));
+  if (rank() != 0) return {};
+  SubGroup group{.unit = unit, .index = index, .share_first = index * plan.sub_group_of(unit)};
+  group.image_first = plan.layout.units[unit].share_begin(owner) + group.share_first;
+  group.count = count;
+  group.param = arrived.data();
+  frozen_copy_->add(group);
+  return {};
 }
 
 Result<SavedCheckpoint> Checkpoints::commit_of_ranks() {

@@ -31,16 +31,10 @@ const std::byte* array_of(const SubGroup& group, SavedArray array) {
 
 }  // namespace
 
-/// The index of a unit's image in this file.
-std::size_t StateSnapshot::image_of(std::uint32_t unit) const noexcept {
+bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
   ARTESIAN_CHECK(unit < units_.image_of.size(), unit, units_.image_of.size());
   const std::size_t image = units_.image_of[unit];
   ARTESIAN_CHECK(image < units_.images.size(), unit, image);
-  return image;
-}
-
-bool StateSnapshot::has(std::uint32_t unit, std::uint64_t index) const noexcept {
-  const std::size_t image = image_of(unit);
   for (const SavedArray array : arrays_of(units_.images[image])) {
     const BlockRange range = layout_.blocks_of(image, array, index);
     for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
@@ -65,7 +59,7 @@ void StateSnapshot::add(const SubGroup& group) noexcept {
 /// Takes a buffer for each block of a sub-group. Returns the number of slices in them.
 std::uint64_t StateSnapshot::lease_pieces(const SubGroup& group,
                                           std::vector<Piece>& pieces) noexcept {
-  const std::size_t image = image_of(group.unit);
+  const std::size_t image = units_.image_at(group.unit, group.image_first);
   std::uint64_t slices = 0;
   for (const SavedArray array : arrays_of(units_.images[image])) {
     const std::byte* from = array_of(group, array);

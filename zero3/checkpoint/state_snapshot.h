@@ -23,11 +23,13 @@ class StateSnapshot {
                 tiering::SnapshotFile& file, pinned::Pool& buffers, Executor& team) noexcept
       : units_(units), layout_(layout), file_(file), buffers_(buffers), team_(team) {}
 
-  /// Copies all arrays of a sub-group from memory, and starts to write them.
+  /// Copies all arrays of a sub-group from memory, and starts to write them. It may be another
+  /// rank's, if the file has all ranks' parts.
   void add(const SubGroup& group) noexcept;
   /// Copies the bytes of each of the layout's buffers, in its order.
   void add_buffers(const std::vector<std::span<const std::byte>>& buffers) noexcept;
-  /// True if the sub-group has been added, if only in part because the snapshot has failed.
+  /// True if this sub-group of the first part has been added, if only in part because the snapshot
+  /// has failed.
   bool has(std::uint32_t unit, std::uint64_t index) const noexcept;
   /// Forgets everything added, as it is not the state to be saved.
   void forget() noexcept;
@@ -37,7 +39,6 @@ class StateSnapshot {
   std::uint64_t all_bytes() const noexcept { return file_.bytes_of_blocks(); }
 
  private:
-  std::size_t image_of(std::uint32_t unit) const noexcept;
   /// A block and the array part that it holds.
   struct Piece {
     std::uint64_t block = 0;

@@ -138,7 +138,7 @@ Result<Placement> StepCore::place() const {
                                           .ranks = agreement_.ranks(),
                                           .device_group = options_.device_group != nullptr,
                                           .whole_params = whole_params(),
-                                          .whole_frozen = true,  // rank 0 saves them
+                                          .whole_frozen = !trains(),
                                           .hooked = options_.hooked,
                                           .split_master = options_.split_master,
                                           .spare_device = options_.spare_device,
@@ -497,10 +497,7 @@ Result<void> StepCore::end_evaluation(bool refused) {
   if (refused) prefetcher_->rewind(0);
   // If nothing is trained, another evaluation usually follows (such as the next token), so its
   // first units are prefetched and kept.
-  const auto& units = layout().units;
-  const bool trains =
-      std::any_of(units.begin(), units.end(), [](const Unit& unit) { return unit.trainable; });
-  if (trains) ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
+  if (trains()) ARTESIAN_TRY_VOID(remember(prefetcher_->begin_pass(Course::Steps)));
   figures_->leave_out(evaluation_begin_);
   return of_others;
 }

@@ -28,6 +28,7 @@
 // tells the others where they meet next.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -370,6 +371,11 @@ class StepCore : public StepFlow<StepCore> {
   /// devices can gather them from each other.
   bool whole_params() const noexcept {
     return config_.zero.stage < 3 || (separate_device() && options_.device_group == nullptr);
+  }
+  /// False if the model only evaluates; then any rank may do so alone, and has all of it.
+  bool trains() const noexcept {
+    const auto& all = shape_.parameters;
+    return std::any_of(all.begin(), all.end(), [](const auto& each) { return each.trainable; });
   }
   /// See Note [Where ranks meet].
   bool meets() const noexcept { return options_.hooked && options_.group != nullptr; }
