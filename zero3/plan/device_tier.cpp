@@ -260,9 +260,7 @@ Draft fill_device(const PlacementRequest& request, Placement plan) {
   return draft;
 }
 
-}  // namespace
-
-Result<Draft> place_in_device(const PlacementRequest& request) {
+Result<Draft> place_as_asked(const PlacementRequest& request) {
   std::uint64_t persistent_max = 0;
   for (const auto& parameter : *request.parameters) persistent_max += parameter.numel();
   for (bool cut = false;; cut = true) {
@@ -278,6 +276,17 @@ Result<Draft> place_in_device(const PlacementRequest& request) {
     if (persistent == 0 || request.resident) return device_error(request, plan, need, minimum);
     persistent_max = persistent / 2;
   }
+}
+
+}  // namespace
+
+Result<Draft> place_in_device(const PlacementRequest& request) {
+  auto placed = place_as_asked(request);
+  const bool other = request.hooked && request.device_group && request.hold_there;
+  if (placed.has_value() || !other) return placed;
+  PlacementRequest in_host = request;
+  in_host.hold_there = false;
+  return place_as_asked(in_host);
 }
 
 Draft with_device_pool(const PlacementRequest& request, Draft draft) {

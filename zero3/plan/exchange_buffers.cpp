@@ -62,6 +62,7 @@ ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<Paramet
   buffers.sent_dtype = wide ? of.sent_dtype.value_or(of.param_dtype) : of.param_dtype;
   buffers.element_size = dtype_size(buffers.sent_dtype);
   buffers.once = of.once;
+  buffers.held_there = of.hooked && of.on_device && of.hold_there && !of.once;
   std::uint64_t share = 0;
   std::size_t most = 0;
   for (const Unit& unit : layout.units) {

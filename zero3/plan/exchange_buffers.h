@@ -23,6 +23,7 @@ struct ExchangeBuffers {
   bool on_device = false;
   std::uint64_t whole = 0;  // bytes of the largest gradient that is computed in tiles
   std::uint64_t held = 0;   // bytes of gradients until they are sent
+  bool held_there = false;  // in device memory
   DType held_dtype = DType::Float32;
   bool once = false;  // each rank's sums of all micro-batches are sent, once a step
   // By unit, if gradients are held: where its gradients are; stages may share a place, and are then
@@ -37,12 +38,14 @@ struct ExchangeBuffers {
   std::uint64_t way_bytes() const noexcept { return ranks * slice_bytes(); }
   /// Bytes that one rank sends, and receives, of a unit's gradient at a time.
   std::uint64_t bytes_of(const Unit& unit) const noexcept;
-  std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + held; }
-  /// Bytes of device memory, for one direction and for both.
+  std::uint64_t bytes() const noexcept { return 2 * way_bytes() + whole + (held_there ? 0 : held); }
+  /// Bytes of device memory, for one direction and in all.
   std::uint64_t device_way_bytes() const noexcept {
     return on_device ? ranks * slice * element_size : 0;
   }
-  std::uint64_t device_bytes() const noexcept { return 2 * device_way_bytes(); }
+  std::uint64_t device_bytes() const noexcept {
+    return 2 * device_way_bytes() + (held_there ? held : 0);
+  }
 };
 
 /// What determines their size, besides the model.
@@ -56,6 +59,7 @@ struct ExchangeOfRanks {
   std::optional<DType> sent_dtype{};  // Config::communication_dtype
   DType grad_dtype = DType::Float32;  // that of accumulated gradients
   bool on_device = false;             // as ExchangeBuffers::on_device
+  bool hold_there = false;            // the device holds gradients, unless they are sent once
 };
 /// The buffers of a run with several ranks.
 ExchangeBuffers exchange_buffers(const Layout& layout, const std::vector<ParameterSpec>& parameters,

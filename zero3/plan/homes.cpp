@@ -117,7 +117,8 @@ Placement assign_homes(const PlacementRequest& request, std::uint64_t persistent
                                       .param_dtype = plan.param_dtype,
                                       .sent_dtype = config.communication_dtype,
                                       .grad_dtype = plan.grad_dtype,
-                                      .on_device = exchanges_on_device(request)});
+                                      .on_device = exchanges_on_device(request),
+                                      .hold_there = request.hold_there});
   }
   return with_routes(std::move(plan));
 }

@@ -35,6 +35,7 @@ struct PlacementRequest {
   bool whole_params = false;  // each rank has all parameters, at stage 3, too
   bool whole_frozen = false;  // each rank has all frozen parameters
   bool hooked = false;        // as StepCoreOptions::hooked
+  bool hold_there = true;     // a separate device holds what it sends to the others', if it fits
   bool split_master = true;   // split master weights if this moves fewer bytes; false: never
   bool split_far = false;     // split master weights even if this moves more bytes over the bus, to
                               // save host memory

@@ -268,8 +268,11 @@ Result<void> GradientExchange::run_on_device(std::uint32_t unit, const Gradients
   for (std::uint64_t first = 0; first < described.share; first += plan_.exchange.slice) {
     const std::uint64_t count = std::min(plan_.exchange.slice, described.share - first);
     const auto bytes = static_cast<std::size_t>(count * plan_.exchange.element_size);
-    ARTESIAN_TRY_VOID(own.source.on_device ? pack(described, own, first, count)
-                                           : fill_there(described, own, first, count));
+    if (own.source.on_device) {
+      ARTESIAN_TRY_VOID(pack(described, own, first, count));
+    } else if (!own.gradients.empty()) {
+      ARTESIAN_TRY_VOID(fill_there(described, own, first, count));
+    }
     std::vector<std::span<const std::byte>> sent;
     std::vector<std::span<std::byte>> received;
     for (std::uint32_t rank = 0; rank < group_.ranks(); ++rank) {

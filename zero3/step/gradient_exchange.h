@@ -98,6 +98,7 @@ class GradientExchange {
   std::byte* whole() const noexcept { return buffer_.data() + 2 * plan_.exchange.way_bytes(); }
   /// Memory for all gradients of a micro-batch.
   std::span<std::byte> held() const noexcept {
+    if (plan_.exchange.held_there) return on_device_.last(plan_.exchange.held);
     const std::uint64_t begin = 2 * plan_.exchange.way_bytes() + plan_.exchange.whole;
     return buffer_.subspan(begin, plan_.exchange.held);
   }

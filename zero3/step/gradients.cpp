@@ -36,7 +36,9 @@ Gradients::Gradients(ModelState& state, comm::Group* group, Bus* bus)
                       state.separate_device() ? &state.reader() : nullptr);
     if (plan.exchange.on_device) exchange_->take_bus(*bus, state.exchange_on_device());
   }
-  if (plan.exchange.held != 0) sums_.emplace(plan, exchange_->held(), state.executor());
+  if (plan.exchange.held != 0) {
+    sums_.emplace(plan, exchange_->held(), state.executor(), state.device());
+  }
   cleared_.assign(plan.layout.units.size(), false);
   forget();
   for (std::uint32_t unit = 0; unit < plan.layout.units.size(); ++unit) {

@@ -21,7 +21,10 @@ Result<void> Gradients::hold(std::uint32_t parameter, const void* data,
   ARTESIAN_CHECK(holds() && trainable(place.unit), parameter);
   const DType dtype = added_dtype(place.unit);
   const auto* const bytes = static_cast<const std::byte*>(data);
-  if (ends_at_device(route(place.unit))) {
+  if (sums_->is_there(place.unit)) {
+    ARTESIAN_TRY_VOID(state_.device().wait(tiering::Queue::Compute, written));
+    ARTESIAN_TRY_VOID(sums_->add_there(parameter, data, dtype));
+  } else if (ends_at_device(route(place.unit))) {
     const std::uint64_t size = dtype_size(dtype);
     const tiering::DeviceReader::Part part{bytes, place.numel * size};
     ARTESIAN_TRY_VOID(state_.reader().read(
@@ -84,8 +87,13 @@ Result<void> Gradients::add_unit_held(std::uint32_t unit, const std::vector<std:
     return std::any_of(there.begin(), there.end(), [kind](auto has) { return (has & kind) != 0; });
   };
   const std::vector<ParameterGradient> held = sums_->of_unit(unit);
-  const GradientsOfUnit own{.gradients = held,
-                            .source = {.dtype = state_.placement().exchange.held_dtype}};
+  GradientsOfUnit own{.gradients = held,
+                      .source = {.dtype = state_.placement().exchange.held_dtype}};
+  own.source.on_device = !held.empty() && sums_->is_there(unit);
+  if (own.source.on_device) {
+    ARTESIAN_TRY(summed, state_.device().record(tiering::Queue::Compute));
+    own.source.written = summed;
+  }
   if (!some(has_rows)) {
     return some(has_whole) ? add_of_all_ranks(unit, own) : Result<void>();
   }

@@ -14,10 +14,11 @@ constexpr std::uint64_t elements_of_task = 16384;  // elements per task of the t
 }  // namespace
 
 MicroBatchSums::MicroBatchSums(const Placement& plan, std::span<std::byte> memory,
-                               Executor& executor)
+                               Executor& executor, tiering::Device& device)
     : plan_(plan),
       memory_(memory),
       executor_(executor),
+      device_(device),
       images_(plan.layout.units.size()),
       here_(plan.layout.places.size(), false) {
   ARTESIAN_CHECK(memory.size() == plan.exchange.held, memory.size(), plan.exchange.held);
@@ -66,6 +67,24 @@ void MicroBatchSums::add(std::uint32_t parameter, std::uint64_t first, const std
   executor_.parallel_for(count, elements_of_task, [&](std::uint64_t begin, std::uint64_t end) {
     accumulate(to, data, dtype, begin, end);
   });
+}
+
+bool MicroBatchSums::is_there(std::uint32_t unit) {
+  make_room(unit);
+  return plan_.exchange.held_there && !beside_.contains(unit);
+}
+
+Result<void> MicroBatchSums::add_there(std::uint32_t parameter, const void* data, DType dtype) {
+  const ParameterPlace& place = plan_.layout.places[parameter];
+  ARTESIAN_CHECK(is_there(place.unit), parameter);
+  const kernels::GradientPiece piece{
+      .acc = this->data(parameter),
+      .grad = data,
+      .count = place.numel,
+      .how = here_[parameter] ? kernels::Accumulate::Add : kernels::Accumulate::Set};
+  return device_.accumulate_gradients(
+      tiering::Queue::Compute, {&piece, 1},
+      {.acc = plan_.exchange.held_dtype, .grad = dtype, .rounded = plan_.param_dtype});
 }
 
 std::vector<ParameterGradient> MicroBatchSums::of_unit(std::uint32_t unit) const {

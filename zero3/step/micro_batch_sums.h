@@ -2,7 +2,8 @@
 // They are kept until they are sent to the ranks that own the shares: with the micro-batch
 // complete, so that each rank may run a different graph, in its own order; or, if parameters are
 // cut, with the unit complete (StepCore::send_gradients). With `artesian.reduction` fast they are
-// the sums of all micro-batches of the step, in the dtype of accumulated gradients.
+// the sums of all micro-batches of the step, in the dtype of accumulated gradients. Memory of a
+// separate device is added to in its queue Compute.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "base/executor.h"
+#include "tiering/device/device.h"
 #include "zero3/plan/placement.h"
 #include "zero3/step/gradient_exchange.h"
 
@@ -19,8 +21,10 @@ namespace artesian::zero3 {
 
 class MicroBatchSums {
  public:
-  /// `memory`: plan.exchange.held bytes. All must outlive it.
-  MicroBatchSums(const Placement& plan, std::span<std::byte> memory, Executor& executor);
+  /// `memory`: plan.exchange.held bytes, of the device if plan.exchange.held_there. All must
+  /// outlive it.
+  MicroBatchSums(const Placement& plan, std::span<std::byte> memory, Executor& executor,
+                 tiering::Device& device);
 
   bool has(std::uint32_t parameter) const noexcept { return here_[parameter]; }
   bool has_rows(std::uint32_t parameter) const { return rows_.contains(parameter); }
@@ -28,6 +32,11 @@ class MicroBatchSums {
   /// data: [count], fp32 or already rounded.
   void add(std::uint32_t parameter, std::uint64_t first, const std::byte* data, DType dtype,
            std::uint64_t count);
+  /// True if the unit's gradients are held in device memory: then add_there() adds them, else
+  /// add().
+  bool is_there(std::uint32_t unit);
+  /// Adds all elements of a parameter, at `data` in device memory. Errors: Io (the device).
+  Result<void> add_there(std::uint32_t parameter, const void* data, DType dtype);
   /// Records that all elements of the parameter have been added once more.
   void added(std::uint32_t parameter) { here_[parameter] = true; }
   /// The gradients of a unit that have arrived.
@@ -57,9 +66,10 @@ class MicroBatchSums {
   const Placement& plan_;
   const std::span<std::byte> memory_;
   Executor& executor_;
+  tiering::Device& device_;
   std::vector<std::byte*> images_;  // by unit: its image; null if it has none now
-  // Images of units whose place another unit has: those that have not arrived in the order of the
-  // stages.
+  // Images, in host memory, of units whose place another unit has: those that have not arrived in
+  // the order of the stages.
   std::map<std::uint32_t, std::unique_ptr<std::byte[]>> beside_;
   std::uint64_t bytes_beside_ = 0;
   std::uint64_t bytes_beside_max_ = 0;
