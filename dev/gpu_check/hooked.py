@@ -10,27 +10,35 @@ import sys
 from shell import Failure, Skip
 
 
-def run(context):
-    on_cpu = context.options.bench_on_cpu
-    if not on_cpu:
-        context.need_gpu()
-    package = context.work / "python"
-    context.program("python/artesian/engine.py")
-    if not list((package / "artesian").glob("_C.*")):
-        raise Skip("the build has no Python package, as this Python has no headers")
+def has_package(context):
+    return bool(list((context.work / "python/artesian").glob("_C.*")))
+
+
+def train(context, log, launcher=(), more=()):
+    """Runs the worker. Returns what it has found, and all that it said."""
     context.disk.mkdir(parents=True, exist_ok=True)
     worker = context.root / "dev/gpu_check/hooked_worker.py"
-    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    paths = [str(context.work / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
-    words = [sys.executable, worker, "cpu" if on_cpu else "cuda", context.disk / "swap"]
-    done = context.run(words, environment=environment, log=context.work / "logs/python.log")
+    device = "cpu" if context.options.bench_on_cpu else "cuda"
+    words = [sys.executable, *launcher, worker, device, context.disk / "swap", *more]
+    done = context.run(words, environment=environment, log=context.work / f"logs/{log}.log")
     said = re.findall(r"^RESULT (.*)$", done.output, re.MULTILINE)
     if done.code != 0 or not said:
         raise Failure(done.cause())
-    found = json.loads(said[-1])
+    return json.loads(said[-1]), done.output
+
+
+def run(context):
+    if not context.options.bench_on_cpu:
+        context.need_gpu()
+    context.program("python/artesian/engine.py")
+    if not has_package(context):
+        raise Skip("the build has no Python package, as this Python has no headers")
+    found, _ = train(context, "python")
     if found["other_bits"]:
         return found | {"failed": True, "reason": f"other bits: {', '.join(found['other_bits'])}"}
     return found

@@ -1,13 +1,15 @@
 """Trains a small GPT-2 of plain modules with Artesian and with plain PyTorch on one device; run by
 hooked.py.
 
-    hooked_worker.py DEVICE FOLDER
+    hooked_worker.py DEVICE FOLDER [ranks]
 
 Prints "RESULT {...}": the number of cases compared, and those whose bits differ. A case is a dtype,
 a home of the state and a form of gradient checkpointing. Its first loss and gradients are compared
-with plain PyTorch's, and its state after three steps with that of the other homes."""
+with plain PyTorch's, and its state after three steps with that of the other homes. With `ranks`, as
+one of a launcher's processes or as all of them: the digest of the state of each home."""
 
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -94,6 +96,24 @@ def train(home, dtype, checkpointing, device, folder, expected):
     return wrong, digest
 
 
+def train_as_rank(device, folder):
+    rank, ranks = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))
+    torch.set_num_threads(1)
+    digests = {}
+    for home in HOMES:
+        config = config_for(home, "bf16", folder)
+        config["gradient_accumulation_steps"] = MICRO_BATCHES // ranks
+        engine = artesian.initialize(model=make(None), config=config, device=device)[0]
+        for step in range(STEPS):
+            for number in range(rank, MICRO_BATCHES, ranks):
+                engine.backward(engine(*batch(step * MICRO_BATCHES + number, engine.device)))
+                engine.step()
+        digests[home] = engine.digest()
+        engine.destroy()
+    if rank == 0:
+        print("RESULT", json.dumps(digests))
+
+
 def main(device, folder):
     torch.use_deterministic_algorithms(True)
     other_bits, count = [], 0
@@ -116,4 +136,5 @@ def main(device, folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], pathlib.Path(sys.argv[2]))
+    work = train_as_rank if sys.argv[3:] == ["ranks"] else main
+    work(sys.argv[1], pathlib.Path(sys.argv[2]))

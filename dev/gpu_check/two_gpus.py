@@ -1,12 +1,13 @@
 """Part ranks: trains a small model with one process, and with two that have a GPU each. Losses and
 norms must be bit-identical, with parameters on the GPUs and in host memory, and NCCL must have
-connected the GPUs."""
+connected the GPUs. The same of a hooked model's state, if the build has the Python package."""
 
 import json
 import shutil
 import sys
 
 import bench
+import hooked
 from shell import Failure, Skip
 
 STEPS = 4
@@ -45,6 +46,21 @@ def train(context, folder, place, ranks, device):
     return [[line["loss"], line["grad_norm"]] for line in lines], done.output
 
 
+def check_connected(said):
+    line = next((line for line in said.splitlines() if WITHOUT_NCCL in line), None)
+    if line is not None:
+        raise Failure(line.strip())
+
+
+def compare_hooked(context, found):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    one, _ = hooked.train(context, "ranks-hooked-1", more=["ranks"])
+    two, said = hooked.train(context, "ranks-hooked-2", launcher, ["ranks"])
+    found["hooked"] = {"one": one, "two": two}
+    found["other_bits"] += [f"hooked {home}" for home in one if one[home] != two[home]]
+    check_connected(said)
+
+
 def run(context):
     on_cpu = context.options.bench_on_cpu
     if not on_cpu:
@@ -61,9 +77,9 @@ def run(context):
             two, said = train(context, folder, place, 2, "cpu" if on_cpu else "cuda")
             found[place] = {"one": one, "two": two}
             found["other_bits"] += [place] if one != two or len(one) != STEPS else []
-            if WITHOUT_NCCL in said:
-                line = next(line for line in said.splitlines() if WITHOUT_NCCL in line)
-                raise Failure(line.strip())
+            check_connected(said)
+        if hooked.has_package(context):
+            compare_hooked(context, found)
     finally:
         shutil.rmtree(folder)
     if found["other_bits"]:

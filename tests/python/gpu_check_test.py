@@ -243,10 +243,13 @@ def test_the_smoke_run_is_understood_by_the_program(check):
 @pytest.mark.skipif(not ARTESIAN.exists(), reason="artesian is not built")
 def test_two_processes_are_compared_with_one(check, monkeypatch):
     (check.work / "bin/artesian").symlink_to(ARTESIAN)
+    (check.work / "python").symlink_to(BUILD / "python")
     done = check.run("ranks", *TRY)
     assert done.returncode == 0, done.stderr
     found = check.results()["parts"]["ranks"]
     assert found["other_bits"] == [] and len(found["gpu"]["two"]) == two_gpus.STEPS
+    hooked = found["hooked"]
+    assert hooked["one"] == hooked["two"] and len(set(hooked["two"].values())) == 1
     context = Context.__new__(Context)
     context.gpu_count, context.gpu_seen = 1, ""
     context.options = argparse.Namespace(bench_on_cpu=False)
