@@ -96,10 +96,8 @@ Result<void> DeviceLoader::start(DeviceLoad& load) noexcept {
   return {};
 }
 
-/// The home may have been written in any queue.
+/// Whoever writes the home in another queue makes ToDevice wait.
 Result<void> DeviceLoader::load_from_device(DeviceLoad& load) noexcept {
-  ARTESIAN_TRY(computed, device_.record(Queue::Compute));
-  ARTESIAN_TRY_VOID(device_.wait(Queue::ToDevice, computed));
   const std::byte* const home = store_.memory(load.shard);
   if (load.stored == load.computed) {
     return device_.copy_within(Queue::ToDevice, load.target, home, bytes_of(load));

@@ -441,7 +441,9 @@ Result<void> Optimizer::update_on_device(std::uint32_t unit) noexcept {
     ARTESIAN_TRY_VOID(residency_.refresh_by_copy(tiering::Queue::Compute, unit, group.image_first,
                                                  group.count, group.param));
   }
-  return gather_shares(unit);
+  ARTESIAN_TRY_VOID(gather_shares(unit));
+  ARTESIAN_TRY(updated, state_.device().record(tiering::Queue::Compute));
+  return state_.device().wait(tiering::Queue::ToDevice, updated);  // in which slots are filled
 }
 
 /// For the units listed by the order.
