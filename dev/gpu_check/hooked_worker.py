@@ -97,7 +97,8 @@ def train(home, dtype, checkpointing, device, folder, expected):
 
 
 def train_as_rank(device, folder):
-    rank, ranks = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank = int(os.environ.get("RANK", "0"))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     digests = {}
     for home in HOMES:

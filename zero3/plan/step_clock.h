@@ -8,8 +8,9 @@
 //
 // With several ranks, gradients are exchanged while earlier stages are in backward. The norm waits
 // for all of them; computing does not, as if buckets were unlimited. The other ranks' updated
-// shares of a unit arrive once this rank has updated its own share, in the order of use. A stage
-// waits only for its own units, so most shares arrive under forward. Ranks on CPUs do so only for
+// shares of a unit arrive once this rank has updated its own share, in the order of use; if ranks
+// divide the parameters of separate devices, when the host comes to what uses them. A stage waits
+// only for its own units, so most shares arrive under forward. Ranks on CPUs do so only for
 // parameters that they gather ahead of use: else the thread that computes waits for the bus.
 #pragma once
 
@@ -48,7 +49,7 @@ class StepClock {
         separate_(placement.separate_device),
         schedule_(timing != nullptr ? timing->rates.disk : Disk::Shared),
         fetched_(placement.layout.units.size(), Schedule::none),
-        lacks_(fetched_.size(), 0),
+        lacks_(fetched_.size()),
         put_(placement.layout.stages.size(), Schedule::none),
         reduced_(fetched_),
         gathered_(fetched_) {
@@ -106,10 +107,11 @@ class StepClock {
                  {task});
     }
     fetched_[event.unit] = task;
-    if (separate_) {
-      lacks_[event.unit] = moved.bus;
+    const double seconds = seconds_for(moved.bus, &Rates::bus);
+    if (gathers_at_use(event.unit)) {
+      lacks_[event.unit] = {seconds, task};
     } else {
-      gather_shares(event.unit, moved.bus);
+      fetched_[event.unit] = add(event.kind, Resource::Bus, seconds, {task});
     }
   }
   /// On a CPU the thread pool verifies and expands fetched bytes.
@@ -126,7 +128,6 @@ class StepClock {
         seconds += checksum_seconds(image * dtype_size(plan_.param_dtype));
       }
     }
-    if (separate_) gather_shares(event.unit, std::exchange(lacks_[event.unit], 0));
     computed = add(event.kind, Resource::Compute, seconds, {computed, fetched_[event.unit]});
   }
   /// Inputs are written after computing, and read while the previous stage computes.
@@ -190,6 +191,7 @@ class StepClock {
   void update_on_device(const StepEvent& event) {
     computed = add(event.kind, Resource::Compute,
                    seconds_for(update_bytes(event.unit), &Rates::device_memory), {computed});
+    if (gathers_at_use(event.unit)) return gather(event.unit, event.moved.param.bus, 1, computed);
     to_gather_.push_back({event.unit, event.moved.param.bus, computed});
   }
   /// Makes what is computed from here on wait for the host's work so far.
@@ -197,6 +199,10 @@ class StepClock {
   /// Before a stage computes, its units must have been gathered from all ranks.
   void begin_compute(const StepEvent& event) {
     for (const std::uint32_t unit : plan_.layout.stages[event.stage]) {
+      const Lack lack = std::exchange(lacks_[unit], {});
+      if (lack.seconds != 0.0) {
+        gathered_[unit] = add(Kind::Fetch, Resource::Bus, lack.seconds, {lack.after, enqueued_});
+      }
       computed = join({computed, gathered_[unit]});
     }
   }
@@ -287,10 +293,13 @@ class StepClock {
   }
   /// The other ranks' updated shares of a unit, or of a part of it, arrive after that.
   void gather(std::uint32_t unit, std::uint64_t bytes, std::uint64_t parts, Task updated) {
+    const double seconds = seconds_for(bytes, &Rates::bus) / static_cast<double>(parts);
+    if (gathers_at_use(unit)) {
+      lacks_[unit] = {lacks_[unit].seconds + seconds, join({lacks_[unit].after, updated})};
+      return;
+    }
     const Task here = separate_ ? Schedule::none : computed;
-    gathered_[unit] =
-        add(Kind::Update, Resource::Bus,
-            seconds_for(bytes, &Rates::bus) / static_cast<double>(parts), {updated, here});
+    gathered_[unit] = add(Kind::Update, Resource::Bus, seconds, {updated, here});
     if (!separate_) computed = gathered_[unit];
   }
   /// True if the task is done when the thread that runs the step gets here.
@@ -308,16 +317,19 @@ class StepClock {
   Task barrier = Schedule::none;   // end of the previous step
 
  private:
+  struct Lack {
+    double seconds = 0.0;
+    Task after = Schedule::none;  // when this rank's share is there
+  };
   struct Gather {
     std::uint32_t unit = 0;
     std::uint64_t bytes = 0;
     Task updated = Schedule::none;  // update of this rank's share
   };
-  /// Of a fetched unit. A separate device gathers them when the host is about to enqueue what uses
-  /// them.
-  void gather_shares(std::uint32_t unit, std::uint64_t bytes) {
-    fetched_[unit] = add(Kind::Fetch, Resource::Bus, seconds_for(bytes, &Rates::bus),
-                         {fetched_[unit], separate_ ? enqueued_ : Schedule::none});
+  /// True if the other ranks' shares of a unit come when the host is about to enqueue what uses it:
+  /// a separate device computes meanwhile.
+  bool gathers_at_use(std::uint32_t unit) const noexcept {
+    return separate_ && plan_.params_cut && plan_.layout.units[unit].is_cut();
   }
   double busy(Resource resource) const { return time_.busy[static_cast<std::size_t>(resource)]; }
   /// The host waits until all gradients are written; with several ranks, until they are summed over
@@ -351,15 +363,15 @@ class StepClock {
   const bool separate_;
   bool runs_ = false;
   Schedule schedule_;
-  std::vector<Task> fetched_;         // one for each unit
-  std::vector<std::uint64_t> lacks_;  // by unit: bytes of other ranks' shares to be gathered
-  std::vector<Task> put_;             // by stage: the write of its inputs to their tier
-  Task taken_ = Schedule::none;       // task before the wait for the last inputs
-  Task enqueued_ = Schedule::none;    // the host's work before it enqueues what is computed next
-  std::vector<Task> reduced_;         // by unit: when the gradients of all ranks are added
-  std::vector<Task> gathered_;        // by unit: parameters updated by all ranks have arrived
-  std::vector<Gather> to_gather_;     // units updated at a step's end that are not gathered yet
-  bool norm_begun_ = false;           // whether the norm has begun in this step
+  std::vector<Task> fetched_;       // one for each unit
+  std::vector<Lack> lacks_;         // by unit: other ranks' shares that are gathered at its use
+  std::vector<Task> put_;           // by stage: the write of its inputs to their tier
+  Task taken_ = Schedule::none;     // task before the wait for the last inputs
+  Task enqueued_ = Schedule::none;  // the host's work before it enqueues what is computed next
+  std::vector<Task> reduced_;       // by unit: when the gradients of all ranks are added
+  std::vector<Task> gathered_;      // by unit: parameters updated by all ranks have arrived
+  std::vector<Gather> to_gather_;   // units updated at a step's end that are not gathered yet
+  bool norm_begun_ = false;         // whether the norm has begun in this step
   double begin_ = 0.0;
   double end_ = 0.0;
   StepTime time_;

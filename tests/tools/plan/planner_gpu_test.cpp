@@ -111,7 +111,8 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     EXPECT_NE(found, all.end()) << name;
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
-  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.01);      // ZeRO-3 has more on the bus
+  // ZeRO-3 has more on the bus, of which only the step's first units are not hidden.
+  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.02);
   EXPECT_LT(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));  // GPUs update what they hold
 }
 
