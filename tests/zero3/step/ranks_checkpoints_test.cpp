@@ -4,6 +4,7 @@
 // state, all ranks return the error.
 #include <sys/stat.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -21,6 +22,7 @@ using test_support::LocalRanks;
 /// Syncs of folders wait while it is closed.
 class Gate {
  public:
+  std::atomic<bool> full = false;  // no file is opened
   void shut(bool is) {
     const std::lock_guard lock(mutex_);
     shut_ = is;
@@ -43,6 +45,7 @@ class LateFolder final : public Folder {
   const std::string& path() const noexcept override { return real_->path(); }
   Result<std::unique_ptr<File>> open(const std::string& name,
                                      const OpenOptions& options) noexcept override {
+    if (gate_.full) return make_error(ErrorCode::NoSpace, "no room for " + name);
     return real_->open(name, options);
   }
   Result<std::unique_ptr<Folder>> open_folder(const std::string& name) noexcept override {
@@ -110,10 +113,10 @@ class RanksCheckpoints : public testing::Test {
     return {.home = Offload::Cpu, .host_more = 1 << 20, .groups = decay_and_none()};
   }
 
-  /// Rank 0 uses `late`, others the kernel's files.
-  static Driver driver_of(comm::Group& group, LateFiles* late = nullptr) {
+  /// Rank `of` uses `late`, others the kernel's files.
+  static Driver driver_of(comm::Group& group, LateFiles* late = nullptr, std::uint32_t of = 0) {
     return Driver(
-        in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == 0 ? late : nullptr,
+        in_memory(), partly_frozen_model(), [](Config&) {}, group.rank() == of ? late : nullptr,
         &group);
   }
 
@@ -204,6 +207,29 @@ TEST_F(RanksCheckpoints, WhatIsFrozenIsWrittenOnce) {
   EXPECT_EQ(frozen("a").st_ino, frozen("c").st_ino);
   Driver alone(in_memory(), partly_frozen_model());
   ASSERT_EQ(error_of(alone.core->load_checkpoint({.directory = folder(), .tag = "c"})), "");
+  EXPECT_EQ(alone.digest(), digest);
+}
+
+/// Rank 0 waits for the frozen shares of a rank whose own part has failed.
+TEST_F(RanksCheckpoints, ARankWithoutRoomForItsPartFailsTheSaveOfAll) {
+  LateFiles late;
+  LocalRanks ranks(3, {.deadline_seconds = 20.0});
+  std::string digest;
+  run_ranks(ranks, [&](comm::Group& group) {
+    Driver driver = driver_of(group, &late, 1);
+    driver.fill();
+    driver.step(0);
+    if (group.rank() == 1) late.gate.full = true;
+    const auto refused = driver.core->save_checkpoint({.directory = folder(), .tag = "a"});
+    EXPECT_EQ(code_of(refused), ErrorCode::NoSpace);
+    late.gate.full = false;
+    driver.step(1);  // the training continues
+    ASSERT_EQ(error_of(driver.core->save_checkpoint({.directory = folder(), .tag = "b"})), "");
+    const std::string own = driver.digest();
+    if (group.rank() == 0) digest = own;
+  });
+  Driver alone(in_memory(), partly_frozen_model());
+  ASSERT_EQ(error_of(alone.core->load_checkpoint({.directory = folder()})), "");
   EXPECT_EQ(alone.digest(), digest);
 }
 
