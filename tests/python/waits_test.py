@@ -30,8 +30,6 @@ SILENT = {
     "finish in artesian::zero3::Optimizer::settle": TWICE,
     "wait in artesian::zero3::Optimizer::drain": TWICE,
     "wait in artesian::zero3::SubGroupStream::begin_tasks": TWICE,
-    "record in artesian::tiering::DeviceLoader::load_from_device": TWICE,
-    "wait in artesian::tiering::DeviceLoader::load_from_device": TWICE,
     "record in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
     "wait in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
     "finish in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
