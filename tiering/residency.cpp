@@ -446,10 +446,11 @@ std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept
   return shares;
 }
 
+/// What has written this rank's share waited for all earlier use of the slot's memory.
 Result<void> Residency::order_bus(std::uint32_t unit) noexcept {
   const Slot& slot = at(unit);
   ARTESIAN_CHECK(loader_ != nullptr && lacks_shares(unit), unit);
-  for (const DeviceFence fence : {slot.load.loaded, slot.refreshed, slot.used}) {
+  for (const DeviceFence fence : {slot.load.loaded, slot.refreshed}) {
     ARTESIAN_TRY_VOID(loader_->device().wait(Queue::Bus, fence));
   }
   return {};

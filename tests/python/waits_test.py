@@ -25,10 +25,13 @@ SYNCHRONOUS = "Compute has no lag on this device"
 HOST_WAITS = "the host has waited for the same copies before"
 FEW = "a few tests alone reach it, and none shows it"
 SILENT = {
+    "record in artesian::tiering::Device::join_queues": TWICE,
     "wait in artesian::zero3::Optimizer::settle": TWICE,
     "record in artesian::zero3::Optimizer::settle": TWICE,
     "finish in artesian::zero3::Optimizer::settle": TWICE,
     "wait in artesian::zero3::Optimizer::drain": TWICE,
+    "record in artesian::zero3::Optimizer::update_on_device": TWICE,
+    "wait in artesian::zero3::Optimizer::update_on_device": TWICE,
     "wait in artesian::zero3::SubGroupStream::begin_tasks": TWICE,
     "record in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
     "wait in artesian::zero3::Gradients::add_rows_on_device": SYNCHRONOUS,
@@ -42,6 +45,8 @@ SILENT = {
     "finish in artesian::zero3::Optimizer::gather_on_device": FEW,
     "record in artesian::zero3::Optimizer::gather_over_bus": FEW,
     "wait in artesian::zero3::Optimizer::gather_over_bus": FEW,
+    "record in artesian::zero3::GradientExchange::fill_there": FEW,
+    "wait in artesian::zero3::GradientExchange::fill_there": FEW,
     "finish in artesian::zero3::UnitGraphs::accumulate": FEW,
     "finish in artesian::zero3::UnitGraphs::ask_to_stop": FEW,
 }

@@ -19,12 +19,16 @@ from artesian.native import _C
 # Functions whose place may be left out without a trace, and why: the order is made twice, so either
 # place is enough.
 TWICE = "settle() joins the queues, and the host waits for the copies, too"
+ALONE = "one rank adds nothing in the queue Bus"
 AT_THE_END = "when an engine closes; the arena's memory is given back once all has passed, too"
 HARMLESS = {
     "record in artesian::zero3::Optimizer::settle": TWICE,
     "finish in artesian::zero3::Optimizer::settle": TWICE,
     "record in artesian::tiering::Device::join_queues": TWICE,
     "wait in artesian::zero3::Optimizer::settle": TWICE,
+    "record in artesian::zero3::Optimizer::update_on_device": TWICE,
+    "wait in artesian::zero3::Optimizer::update_on_device": TWICE,
+    "wait in artesian::zero3::Gradients::follow_bus": ALONE,
     "wait in artesian::zero3::Optimizer::drain": TWICE,
     "wait in artesian::zero3::SubGroupStream::begin_tasks": TWICE,
     "record in artesian::tiering::Residency::end_refresh": TWICE,
