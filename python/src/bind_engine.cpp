@@ -97,6 +97,7 @@ Holder create(const zero3::Config& config, const NamedTensors& parameters, const
     tensors.push_back(tensor);
   }
   std::vector<at::Tensor> of_rank;
+  of_rank.reserve(shares.size());
   for (const auto& share : shares) of_rank.push_back(share.value_or(at::Tensor()));
   const zero3::HookedEngineOptions options{
       .device = device,
