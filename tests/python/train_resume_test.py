@@ -154,7 +154,8 @@ def test_a_step_gives_way_to_the_save_of_the_one_before(place):
         assert process.returncode == 143, errors
         steps = place.steps()
         assert f"stopped by SIGTERM after step {len(steps)} of 6" in errors
-        saved = (place.folder / "saved" / "latest").read_text() == f"global_step{len(steps)}"
+        latest = place.folder / "saved" / "latest"  # on a busy machine the first save is late, too
+        saved = latest.exists() and latest.read_text() == f"global_step{len(steps)}"
         assert saved or "no checkpoint is saved" in errors
     result = place.run("--resume", config=config, **flags)
     assert result.returncode == 0, result.stderr
