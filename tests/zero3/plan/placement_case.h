@@ -22,6 +22,8 @@ struct PlacementCase {
   std::uint64_t host = std::uint64_t{1} << 40;
   std::uint64_t ranks = 1;
   bool separate = false;
+  bool joined = false;  // the ranks' devices reach each other
+  bool hooked = false;
   bool split_master = true;
   bool spare_device = true;
   DType compute = DType::Float32;
@@ -35,6 +37,8 @@ struct PlacementCase {
                            .device_bytes = device,
                            .host_bytes = host,
                            .ranks = ranks,
+                           .device_group = joined,
+                           .hooked = hooked,
                            .split_master = split_master,
                            .spare_device = spare_device});
   }

@@ -101,6 +101,28 @@ TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
 }
 
 // A device's kernels update element by element, with fp32 moments.
+TEST(SeparateDevicePlacement, DevicesThatReachEachOtherHoldGradientsIfTheyFit) {
+  for (const int stage : {2, 3}) {
+    Case given =
+        make_case(DType::BFloat16, stage == 3 ? Offload::Cpu : Offload::None, Offload::Cpu);
+    given.config.zero.stage = stage;
+    given.separate = given.joined = given.hooked = true;
+    given.ranks = 2;
+    const Placement roomy = given.place().value();
+    EXPECT_TRUE(roomy.exchange.held_there);
+    EXPECT_GT(roomy.exchange.held, 0u);
+    given.device = smallest(given, &Case::device);
+    const Placement tight = given.place().value();
+    EXPECT_FALSE(tight.exchange.held_there) << stage;
+    EXPECT_EQ(tight.exchange.device_bytes(), 2 * tight.exchange.device_way_bytes());
+    EXPECT_GT(tight.exchange.bytes(), tight.exchange.held);
+    expect_within(given, tight);
+    given.device += roomy.exchange.held + 8192;
+    EXPECT_TRUE(given.place().value().exchange.held_there) << stage;
+    expect_within(given, given.place().value());
+  }
+}
+
 TEST(SeparateDevicePlacement, WhatItsKernelsDoNotKnowTheHostUpdates) {
   const auto updated_there = [](const Case& given) {
     const Placement plan = given.place().value();
