@@ -121,7 +121,7 @@ class Residency::Slot final : public BufferOwner {
     ARTESIAN_CHECK(is_cut() && first % unit.share == 0 && first < unit.image, first, unit.image);
     return first * computed + unit.share * (computed - dtype_size(unit.stored));
   }
-  /// Where stored elements of the image go that belong to this rank's share.
+  /// Returns where stored elements of the image go that belong to this rank's share.
   std::byte* in_share(std::uint64_t first, std::uint64_t count) noexcept {
     const std::uint64_t in_share = first - unit.share_first;
     ARTESIAN_CHECK(first >= unit.share_first && in_share + count <= unit.share, first, count);
@@ -446,7 +446,7 @@ std::vector<std::span<std::byte>> Residency::shares(std::uint32_t unit) noexcept
   return shares;
 }
 
-/// What has written this rank's share waited for all earlier use of the slot's memory.
+/// Waits for what has written this rank's share, which waited for all earlier use of the slot.
 Result<void> Residency::order_bus(std::uint32_t unit) noexcept {
   const Slot& slot = at(unit);
   ARTESIAN_CHECK(loader_ != nullptr && lacks_shares(unit), unit);

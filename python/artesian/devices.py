@@ -138,13 +138,18 @@ def devices_of(kind: str) -> int:
     return torch.accelerator.device_count() if seen else 0
 
 
+def takes_parameters(device: torch.device) -> bool:
+    """True if PyTorch can give a CPU parameter memory there, as on its own device types."""
+    return device.type != torch._C._get_privateuse1_backend_name()
+
+
 def move_model(model: nn.Module, device: torch.device) -> None:
     """Moves buffers to the device, and also parameters if the engine cannot. For PyTorch's own
     device types the engine moves parameters from the CPU one by one, so that they need not all fit
     on the device."""
     if device.type == "cpu":
         return
-    if device.type == torch._C._get_privateuse1_backend_name():
+    if not takes_parameters(device):
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)  # keeps the objects' identity
         try:

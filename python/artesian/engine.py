@@ -182,7 +182,7 @@ class Engine(Members):
         self._numbers = {id(p): numbers[name] for name, p in plan.parameters.items()}
         now_of(self, plan.parameters)
         self.resident = self._core.resident
-        # True if each rank has a part of the trained parameters
+        # True if each rank has a part of the parameters
         self.divides_parameters = self._core.divides_parameters
         self._looks = {numbers[n]: (p.dtype, p.shape) for n, p in plan.parameters.items()}
         self._hooks = self._make_hooks(model, plan, tables)

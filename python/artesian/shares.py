@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from artesian.devices import takes_parameters
 from artesian.errors import InvalidError
 from artesian.native import _C
 from artesian.ranks import Ranks, is_initialized, ranks_of
@@ -241,8 +242,8 @@ def values_after(engine: Engine, group: Any) -> list[torch.Tensor | Share]:
     each rank's share, on the CPU, where PyTorch can move a parameter there. On NVMe if the engine
     has a folder there. All ranks must call it."""
     folder = engine.config_values.nvme_path
-    moves = engine.device.type != torch._C._get_privateuse1_backend_name()
-    ranks = ranks_for_init(group) if engine.divides_parameters and moves else None
+    divides = engine.divides_parameters and takes_parameters(engine.device)
+    ranks = ranks_for_init(group) if divides else None
     result: list[torch.Tensor | Share] = []
     for parameter in engine._managed:
         whole = copy_of(engine, parameter, folder)

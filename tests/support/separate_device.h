@@ -94,8 +94,7 @@ class SeparateDevice : public tiering::Device {
   Result<void> copy_within(Queue queue, std::byte* target, const std::byte* source,
                            std::uint64_t bytes) override {
     EXPECT_TRUE(in_arena(target, bytes) && in_arena(source, bytes)) << "a copy within the device";
-    return enqueue(queue, {{target, bytes, true}, {source, bytes, false}},
-                   [=](auto& host) { return host.copy_within(queue, target, source, bytes); });
+    return copy(queue, target, source, bytes);
   }
   Result<void> zero(Queue queue, std::byte* target, std::uint64_t bytes) override {
     return enqueue(queue, {{target, bytes, true}},

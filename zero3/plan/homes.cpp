@@ -68,7 +68,7 @@ bool host_updates_all(const PlacementRequest& request) noexcept {
   const bool unknown_there = config.optimizer.type == OptimizerType::Lamb ||
                              config.optimizer.type == OptimizerType::Muon ||
                              config.artesian.moments != DType::Float32;
-  // What the host sums and sends once a step is added there, too.
+  // The host also adds what it sums and sends once a step.
   const bool through_host =
       request.ranks > 1 && (!exchanges_on_device(request) || sends_once(request));
   return request.separate_device && (through_host || unknown_there);

@@ -106,13 +106,13 @@ class StepClock {
       task = add(event.kind, Resource::ToDevice, seconds_for(moved.to_device, &Rates::to_device),
                  {task});
     }
-    fetched_[event.unit] = task;
     const double seconds = seconds_for(moved.bus, &Rates::bus);
     if (gathers_at_use(event.unit)) {
       lacks_[event.unit] = {seconds, task};
     } else {
-      fetched_[event.unit] = add(event.kind, Resource::Bus, seconds, {task});
+      task = add(event.kind, Resource::Bus, seconds, {task});
     }
+    fetched_[event.unit] = task;
   }
   /// On a CPU the thread pool verifies and expands fetched bytes.
   void await(const StepEvent& event) {

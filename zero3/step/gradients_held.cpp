@@ -22,8 +22,7 @@ Result<void> Gradients::hold(std::uint32_t parameter, const void* data,
   const DType dtype = added_dtype(place.unit);
   const auto* const bytes = static_cast<const std::byte*>(data);
   if (sums_->is_there(place.unit)) {
-    ARTESIAN_TRY_VOID(state_.device().wait(tiering::Queue::Compute, written));
-    ARTESIAN_TRY_VOID(sums_->add_there(parameter, data, dtype));
+    ARTESIAN_TRY_VOID(sums_->add_there(parameter, data, dtype));  // in Compute, as `written` is
   } else if (ends_at_device(route(place.unit))) {
     const std::uint64_t size = dtype_size(dtype);
     const tiering::DeviceReader::Part part{bytes, place.numel * size};

@@ -251,19 +251,12 @@ Result<ComputeDevice> open_compute_device(const std::string& name, Determinism) 
 
 namespace {
 
-MakeBackend backend_of(c10::DeviceType type) {
+Backends::Backend backend_of(c10::DeviceType type) {
   Backends& backends = Backends::instance();
   const std::lock_guard lock(backends.mutex);
   const auto found = backends.by_type.find(type);
-  return found != backends.by_type.end() ? found->second.make : built_in_backend(type);
-}
-
-/// Null for types that bring none.
-JoinDevices join_of(c10::DeviceType type) {
-  Backends& backends = Backends::instance();
-  const std::lock_guard lock(backends.mutex);
-  const auto found = backends.by_type.find(type);
-  return found != backends.by_type.end() ? found->second.join : nullptr;
+  return found != backends.by_type.end() ? found->second
+                                         : Backends::Backend{.make = built_in_backend(type)};
 }
 
 /// A device that LibTorch supports, with its index.
@@ -299,7 +292,7 @@ void add_backend(c10::DeviceType type, MakeBackend make, JoinDevices join) {
 }
 
 Result<void> join_devices(ComputeDevice& device, comm::Group& group) {
-  const JoinDevices join = join_of(device.torch.type());
+  const JoinDevices join = backend_of(device.torch.type()).join;
   const std::string own = join != nullptr ? c10::DeviceTypeName(device.torch.type()) : "";
   ARTESIAN_TRY(types, group.exchange_texts(own, {"types of the ranks' devices"}));
   const bool all =
@@ -311,13 +304,13 @@ Result<void> join_devices(ComputeDevice& device, comm::Group& group) {
 }
 
 bool has_backend(c10::DeviceType type) {
-  return backend_of(type) != nullptr;
+  return backend_of(type).make != nullptr;
 }
 
 Result<ComputeDevice> open_accelerator(const std::string& name) {
   ARTESIAN_TRY(device, existing_device(name));
   if (device.is_cpu()) return cpu();
-  const MakeBackend make = backend_of(device.type());
+  const MakeBackend make = backend_of(device.type()).make;
   if (make == nullptr) {
     return make_error(ErrorCode::Unsupported,
                       "device: got " + name + ", allowed cpu: this build has no backend for it");

@@ -3,6 +3,10 @@
 // operation. So a missing fence before it moves bytes that are not there yet.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/device_group.h"

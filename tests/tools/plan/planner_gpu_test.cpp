@@ -112,7 +112,8 @@ TEST_F(GpuPlanner, WhatTheBusHidesDoesNotOrderStrategies) {
     return found == all.end() ? 0.0 : found->figures.time.seconds;
   };
   // ZeRO-3 has more on the bus, of which only the step's first units are not hidden.
-  EXPECT_NEAR(of("ZeRO-2") / of("ZeRO-3"), 1.0, 0.02);
+  EXPECT_LE(of("ZeRO-2"), of("ZeRO-3"));
+  EXPECT_GE(of("ZeRO-2"), of("ZeRO-3") * 0.98);
   EXPECT_LT(of("ZeRO-2"), of("ZeRO-2, optimizer on cpu"));  // GPUs update what they hold
 }
 

@@ -100,7 +100,6 @@ TEST(SeparateDevicePlacement, WithSeveralRanksTheHostUpdates) {
   }
 }
 
-// A device's kernels update element by element, with fp32 moments.
 TEST(SeparateDevicePlacement, DevicesThatReachEachOtherHoldGradientsIfTheyFit) {
   for (const int stage : {2, 3}) {
     Case given =
@@ -123,6 +122,7 @@ TEST(SeparateDevicePlacement, DevicesThatReachEachOtherHoldGradientsIfTheyFit) {
   }
 }
 
+// A device's kernels update element by element, with fp32 moments.
 TEST(SeparateDevicePlacement, WhatItsKernelsDoNotKnowTheHostUpdates) {
   const auto updated_there = [](const Case& given) {
     const Placement plan = given.place().value();
